@@ -1,4 +1,4 @@
-"""Allocate a device's memory from any thread, visible to all streams; a lack of memory raises ModelError."""
+"""Allocate device memory in any thread, for use by all streams. A failed allocation raises NoMemoryLeft."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,7 +16,7 @@ class NoMemoryLeft(ModelError):
 def made_on(device: torch.device, what: str) -> Iterator[None]:
     """Run the body with `device` as the thread's current GPU, then wait for the GPU.
 
-    The wait is needed because other streams would not wait for the body's work.
+    Without this wait, other streams could use the memory before the body's work on it is complete.
     Raises: NoMemoryLeft; its message says that there is no memory for `what`.
     """
     on_gpu = device.type == "cuda"

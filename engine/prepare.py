@@ -1,6 +1,6 @@
 """Prepare a checkpoint folder for a runner: choose sizes within the memory budget, or name sizes that fit.
 
-The caller provides the pool's storage, since the engine does not decide which processes map it.
+The caller provides the pool's storage: the engine does not decide which processes map this memory.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from baton.kernels.arithmetic import arithmetic
 from baton.kernels.types import QUANTISED
 
 ENCODER_TOKENS = 1 << 20  # maximum tokens of an encoder's pool
-INT8_ROW_BYTES = 8  # bytes per output of the head: its scale, and the sum of its integers
+INT8_ROW_BYTES = 8  # bytes per output row of an int8 LM head: a scale, and the sum of the row's integers
 Loaded = TypeVar("Loaded")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -76,13 +76,13 @@ class LoadedRanks:
 
 
 class HandedOver(Generic[Loaded]):
-    """Weights loaded before the pool exists. The runner that takes them becomes their only owner."""
+    """Weights loaded before the pool exists, to be passed to one runner, which then owns them alone."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded: Loaded | None = loaded
 
     def take(self) -> Loaded | None:
-        """Return the weights the first time, then None."""
+        """Return the weights at the first call, and None at later calls."""
         taken, self._loaded = self._loaded, None
         return taken
 
@@ -99,7 +99,7 @@ class PreparedModel:
     max_model_len: int  # maximum tokens of prompt and answer together
     weight_format: WeightFormat
     weight_bytes: int  # size of the weights in memory
-    looked_up_bytes: int  # part of weight_bytes: an untied embedding, of which a step reads few rows
+    looked_up_bytes: int  # bytes of an untied embedding, part of weight_bytes; a step reads few of its rows
     checkpoint: bytes  # 32-byte digest, see model_fingerprint
     kv_description: str  # layout and arithmetic of KV, equal for pools that exchange blocks
     model: HandedOver[Model] | None = None  # weights loaded early, see engine/kv_cache/memory.py
@@ -119,7 +119,7 @@ class PreparedModel:
 
     @property
     def copies(self) -> int:
-        """Number of copies of each block in the ranks' pools; 1 if each rank stores a part of it."""
+        """Number of copies of each block in the ranks' pools; 1 if each rank stores a different part of the block."""
         return copies_of(self.layout, self.options.tensor_parallel)
 
     @property
@@ -285,7 +285,7 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
 
 
 def _pool_size(config: ModelConfig, layout: KvLayout, kv_memory_bytes: int, max_model_len: int | None) -> PoolSize:
-    """Choose the pool's size; an encoder's pool caches nothing, so ENCODER_TOKENS are enough. Raises: ModelError."""
+    """Choose the pool's size. An encoder's pool caches nothing: ENCODER_TOKENS are enough. Raises: ModelError."""
     if isinstance(config, EncoderConfig):
         kv_memory_bytes = min(kv_memory_bytes, ENCODER_TOKENS * layout.token_bytes)
     return size_pool(layout, config.max_positions, kv_memory_bytes, max_model_len)
@@ -309,7 +309,7 @@ class LoadedWeights(NamedTuple):
 
 
 def weights_of(options: ModelOptions, config: ModelConfig, format: WeightFormat, dtype: torch.dtype) -> LoadedWeights:
-    """Return the memory of all weights, and the part of it whose rows are only looked up: an untied embedding."""
+    """Return the sizes in memory of all weights, and of an untied embedding (part of them, only looked up by row)."""
     packed = packs(options.device) and isinstance(config, DecoderConfig)
     unused = config.unused_tensors if isinstance(config, DecoderConfig) else ()
     loaded = loaded_bytes(options.folder, format, dtype.itemsize, packed, unused)
@@ -318,13 +318,13 @@ def weights_of(options: ModelOptions, config: ModelConfig, format: WeightFormat,
     if packed and format in WITH_INT8_HEAD:
         head_bytes, is_one = config.vocab_size * (config.hidden_size + INT8_ROW_BYTES), False
     elif packed and tied and options.tensor_parallel > 1:
-        # Each rank packs its part of the head and keeps the complete embedding: they share no memory.
+        # Each rank packs its part of the head and keeps the complete embedding: head and embedding share no memory.
         head_bytes, is_one = loaded.embedding, False
     return LoadedWeights(loaded.total - loaded.head + head_bytes, 0 if is_one else loaded.embedding)
 
 
 def resolve_dtype(options: ModelOptions) -> torch.dtype:
-    """Return the requested dtype. "auto" is the checkpoint's, but float32 on a CPU without bf16 arithmetic.
+    """Return the compute dtype. "auto" is the checkpoint's dtype, or float32 on a CPU without bf16 arithmetic.
 
     Raises: ModelError for an unknown name.
     """
@@ -340,7 +340,7 @@ def resolve_dtype(options: ModelOptions) -> torch.dtype:
 
 
 def resolve_layout(options: ModelOptions, config: ModelConfig) -> KvLayout:
-    """Return the layout of KV blocks, of all ranks together. Raises: ModelError."""
+    """Return the layout of a KV block before its division among ranks. Raises: ModelError."""
     return kv_layout(config, resolve_kv_dtype(options.kv_cache_dtype, resolve_dtype(options)), options.block_tokens)
 
 
@@ -361,5 +361,5 @@ def resolve_kv_dtype(name: str, model_dtype: torch.dtype) -> torch.dtype:
 
 
 def has_bf16_arithmetic() -> bool:
-    """Return whether this CPU multiplies bf16 natively; without that, float32 is both faster and more exact."""
+    """Return whether this CPU multiplies bf16 natively. On other CPUs float32 is both faster and more exact."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

@@ -1,7 +1,7 @@
 """Requests, plans of steps, and results: the values that scheduler and runner exchange.
 
 A scheduler decides a plan and the runner executes it. A prefill chunk and a decode step are the same: tokens of one
-sequence at known positions. They differ in the number of tokens, and of samples from the last token's logits.
+sequence at known positions. They differ in the number of tokens, and in the number of samples drawn at the last token.
 """
 
 import enum
@@ -28,12 +28,12 @@ class Sample:
     params: SamplingParams
     history: Sequence[int] = ()
     prompt_tokens: int = 0  # number of prompt tokens at the start of `history`
-    drafted_tokens: int = 0  # number of drafts at the end of `history`, which may be wrong
+    drafted_tokens: int = 0  # number of draft tokens at the end of `history`, not yet verified
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Prompt tokens whose log-probabilities a chunk computes: the successor of each of its tokens, in order.
+    """Prompt tokens whose log-probabilities a chunk computes: the successor of each token of the chunk, in order.
 
     The last token of the prompt has no successor. Each token is reported with the `top` most likely alternatives.
     """
@@ -44,11 +44,11 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """Rows of a chunk, counted from its first token, whose hidden states or logits are summed."""
+    """Rows of a chunk whose hidden states or logits are summed. Row 0 is the chunk's first token."""
 
     rows: range
     head_token_ids: tuple[int, ...] = ()  # tokens whose logits are summed; empty: hidden states are summed
-    second_from: int | None = None  # first row of a pair's second text; None without a second text
+    second_from: int | None = None  # first row of the second text, if the prompt is a pair of texts; None otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Chunk:
     scored: Scored | None = None
     pooled: Pooled | None = None
     adapter: int = 0  # number of a loaded adapter, see engine/lora/adapters.py; 0: none
-    follows: int | None = None  # index of the previous plan's chunk that samples this chunk's (UNKNOWN) token
+    follows: int | None = None  # index of the chunk in the previous plan that samples this chunk's UNKNOWN token
     is_draft: bool = False
     """Whether the token is a draft: the result is void if the plan's preceding chunk samples another token."""
 
@@ -84,7 +84,7 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class BlockSwap:
-    """Pool block and host slot between which its bytes are copied."""
+    """Copy of a block between the pool and a slot of host memory."""
 
     block: int
     host_slot: int
@@ -108,7 +108,7 @@ class Plan:
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of tokens of prompts and of recomputed sequences; decode tokens, one per answer, are not counted."""
+        """Number of tokens of prompts and of recomputed sequences, without decode tokens."""
         return sum(len(chunk.token_ids) for chunk in self.chunks if len(chunk.token_ids) > 1 or not chunk.samples)
 
 
@@ -126,12 +126,12 @@ class Drawn:
 
     token_id: int
     logprob: float
-    top: tuple[TokenLogprob, ...] = ()  # the requested number of candidates, most likely first, equal ones by id
+    top: tuple[TokenLogprob, ...] = ()  # most likely candidates, best first; ties are ordered by token id
 
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """Failure of a chunk's request: non-finite logits, or no token left after masks. Its KV is never published."""
+    """Failed chunk: non-finite logits, or no token left after masks. The chunk's KV is never published."""
 
     cause: str = ""  # why the answer could not follow its grammar; empty for another failure
     kv_suspect: bool = field(default=False, compare=False)
@@ -143,20 +143,20 @@ class Computed:
     drawn: tuple[Drawn, ...] = ()  # one per sample, in order
     prompt: tuple[Drawn, ...] = ()  # one per token of `Chunk.scored`, in order
     pooled: tuple[float, ...] = ()  # sums over the rows of `Chunk.pooled`
-    late: bool = False  # the grammar mask was late: nothing was sampled, the last token is computed again
+    late: bool = False  # the grammar mask came too late to sample; the next step repeats the last token
 
 
 ChunkResult = Computed | NonFinite
 
 
 def pooled(pooling: Pooling | None, start: int, end: int, prompt_tokens: int) -> Pooled | None:
-    """Return the rows that a chunk over [start, end) of a prompt adds to the pooled vector; None without any."""
+    """Return the rows that a chunk over [start, end) of a prompt adds to the pooled vector; None if there are none."""
     rows = range(0) if pooling is None else pooling.rows(start, end, prompt_tokens)
     return Pooled(rows, pooling.head_token_ids, pooling.second_from) if pooling is not None and rows else None
 
 
 def scored(token_ids: Sequence[int], start: int, end: int, top: int | None) -> Scored | None:
-    """Return the prompt tokens that a chunk over [start, end) scores, or None. `top`: alternatives per token."""
+    """Return the prompt tokens that a chunk over [start, end) scores; None if none. `top`: alternatives per token."""
     following = token_ids[start + 1 : end + 1]
     return None if top is None or not following else Scored(following, top)
 
@@ -175,7 +175,7 @@ class RequestTooLong(RequestRefused):
 
 
 class UnknownRequest(KeyError):
-    """No request with this id in the phase that the call needs."""
+    """Error: no request with this id is in the phase that the call requires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +218,12 @@ class Request:
 
     @property
     def longest_tokens(self) -> int:
-        """Number of tokens of the prompt and of one choice that ends by `max_tokens`."""
+        """Maximum sequence length: tokens of the prompt and `max_tokens` of one choice."""
         return self.prompt_tokens + self.params.max_tokens
 
     @property
     def needs_every_token(self) -> bool:
-        """Return whether every prompt token is scored or pooled, so that none comes from a cache."""
+        """Return whether every prompt token must be computed, for scores or pooling, and none may come from a cache."""
         pools_all = self.pooling is not None and not self.pooling.reuses_prefix
         return pools_all or self.params.prompt_logprobs is not None
 
@@ -235,7 +235,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """First token of one choice, sampled by prefill. `end`: why the choice has finished; None if it continues."""
+    """First token of one choice, sampled by prefill. `end`: why the choice has finished; None if not finished."""
 
     choice: int
     token_id: int
@@ -246,7 +246,7 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Blocks that receive a prompt's KV. The first `cached_blocks` contain it already and must not be written."""
+    """Blocks to receive a prompt's KV. The first `cached_blocks` already contain their KV: do not write them."""
 
     blocks: tuple[int, ...]  # all blocks of the prompt, in order
     cached_blocks: int
@@ -254,7 +254,7 @@ class Reservation:
 
 
 def end_reason(params: SamplingParams, token_id: int, offset: int) -> EndReason | None:
-    """Return why an answer ends with the token at `offset` (from 0), or None if it continues."""
+    """Return why an answer ends with the token at `offset` (from 0); None if the answer continues."""
     if token_id in params.stop_token_ids:
         return EndReason.STOP
     return EndReason.LENGTH if offset + 1 >= params.max_tokens else None
@@ -266,7 +266,7 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
 
 
 def reusable_hashes(request: Request, block_tokens: int) -> tuple[bytes, ...]:
-    """Return the hashes to look up: those before the last token's block, or none if every token must be computed."""
+    """Return the block hashes to look up in the cache. The last token, or every token if required, is computed."""
     if request.needs_every_token:
         return ()
     return request.block_hashes[: (len(request.token_ids) - 1) // block_tokens]

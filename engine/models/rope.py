@@ -1,4 +1,4 @@
-"""Rotary position embeddings (RoFormer, arXiv:2104.09864): rotation speed of each pair of a head's numbers."""
+"""Rotary position embeddings (RoFormer, arXiv:2104.09864): rotation frequency of each pair of head dimensions."""
 
 import math
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ def layer_tables(ropes: Sequence[RopeConfig], rotary_dim: int, device: torch.dev
 
 
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
-    """Return each pair's rotation speed in radians per position, float32 `[rotary_dim / 2]`."""
+    """Return each dimension pair's rotation in radians per position, float32 `[rotary_dim / 2]`."""
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     spans = rope.theta**exponents
     frequencies = 1.0 / spans
     match rope.kind:
         case RopeKind.NONE:
-            return torch.zeros_like(frequencies)  # a rotation by zero changes nothing, exactly
+            return torch.zeros_like(frequencies)  # frequency 0: no rotation
         case RopeKind.DEFAULT:
             return frequencies
         case RopeKind.LINEAR:
@@ -45,8 +45,8 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
 
 
 def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
-    """Divide frequencies of long wavelengths by `factor`, keep those of short ones, interpolate between (Llama 3.1)."""
-    wavelengths = 2 * math.pi / frequencies  # in positions
+    """Scale frequencies as in Llama 3.1: divide low ones by `factor`, keep high ones, interpolate in between."""
+    wavelengths = 2 * math.pi / frequencies  # unit: positions
     longest_kept = rope.original_max_positions / rope.high_freq_factor
     shortest_slowed = rope.original_max_positions / rope.low_freq_factor
     smooth = rope.original_max_positions / wavelengths - rope.low_freq_factor
@@ -59,12 +59,12 @@ def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
 def _yarn(rope: RopeConfig, spans: torch.Tensor, rotary_dim: int) -> torch.Tensor:
     """Scale each pair's frequency depending on its number of turns in the original context (YaRN, arXiv:2309.00071).
 
-    Frequencies of pairs with `fast_turns` or more are kept, with `slow_turns` or fewer divided by `factor`, and those
-    between are interpolated by the pair's index.
+    A pair's frequency is kept if it makes at least `fast_turns` turns and divided by `factor` if it makes at most
+    `slow_turns`. Between these limits, frequencies are interpolated by the pair's index.
     """
 
     def index(turns: float) -> float:
-        """Return the index, a fraction, of the pair that makes `turns` turns in the original context."""
+        """Return the fractional index of the pair that makes `turns` turns in the original context."""
         return rotary_dim * math.log(rope.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     first, last = index(rope.fast_turns), index(rope.slow_turns)

@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 4
 CHUNKS = ((1, 3), (2, 1), (5, 2), (1, 1), (3, 4))  # per step: number of tokens of the first and of the second sequence
-MOST_IMPLIED = 2  # maximum number of parameters that config.json implies, as a multiple of the stored ones
-MOST_EXACT, MOST_ROUNDED = 0.01, 0.2  # maximum relative error: of any token in float32, mean in shorter dtypes
+MOST_IMPLIED = 2  # maximum ratio of parameters implied by config.json to parameters in the files
+MOST_EXACT, MOST_ROUNDED = 0.01, 0.2  # maximum relative error: per token in float32, mean in shorter dtypes
 
 
 def load_transformers_model(
     folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: bool
 ) -> TransformersModel:
-    """Load a model. Raises: ModelError for missing or surplus tensors, and for a model that computes other results."""
+    """Load a model and check its results. Raises: ModelError for missing or surplus tensors, or if results differ."""
     logger.info(
         "%s has no native implementation: running transformers' code on paged attention, which is slower", config.family
     )
@@ -49,7 +49,7 @@ def load_transformers_model(
 
 
 def load_whole(kind: Any, folder: Path, dtype: torch.dtype, attention: str, optional: tuple[str, ...] = ()) -> Any:
-    """Load a model of `kind`, a class of transformers; tensors with a prefix in `optional` may be missing or unused.
+    """Load a model of class `kind`. Tensors whose names start with an `optional` prefix may be missing or unused.
 
     Raises: ModelError.
     """
@@ -70,7 +70,7 @@ def load_whole(kind: Any, folder: Path, dtype: torch.dtype, attention: str, opti
 
 
 def _check_size(kind: Any, folder: Path) -> None:
-    """Compare the size of the files with that of transformers' parameters for config.json. Raises: ModelError."""
+    """Check that config.json does not imply far more parameters than the files contain. Raises: ModelError."""
     with torch.device("meta"):
         implied = kind.from_config(read_transformers_config(folder)).num_parameters()
     shapes = (tensor.shape for path in weight_files(folder) for tensor in read_safetensors_header(path).values())
@@ -80,16 +80,16 @@ def _check_size(kind: Any, folder: Path) -> None:
 
 
 def _check_against_itself(model: TransformersModel) -> None:
-    """Compare results of two sequences, in chunks on paged attention, with transformers' own results in one pass each.
+    """Check that paged attention, computing in chunks, gives the same hidden states as transformers' own attention.
 
-    Detects features that no configuration names, such as other positions or convolutions over neighbours. Raises:
-    ModelError.
+    Detects features that the configuration does not name, such as ignored positions or convolutions over tokens.
+    Raises: ModelError.
     """
     config = model.config
     layout = kv_layout(config, model.dtype, BLOCK_TOKENS)
     lengths = [sum(of_sequence) for of_sequence in zip(*CHUNKS, strict=True)]
     blocks = [-(-length // BLOCK_TOKENS) for length in lengths]
-    storage = torch.full((sum(blocks) * layout.block_bytes,), 0xFF, dtype=torch.uint8, device=model.device)  # NaN
+    storage = torch.full((sum(blocks) * layout.block_bytes,), 0xFF, dtype=torch.uint8, device=model.device)  # all NaN
     kv = layout.view(storage, sum(blocks))
     tables = [list(range(blocks[0])), list(range(blocks[0], sum(blocks)))]
     token_ids = [[(5 + 7 * index) % config.vocab_size for index in range(length)] for length in lengths]

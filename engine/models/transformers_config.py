@@ -1,6 +1,6 @@
-"""Check whether transformers' code of a model can run on paged attention, by its attention calls, not by its name.
+"""Check whether transformers' code of a model can run on paged attention. The model's attention calls decide.
 
-The model is built without weights and run once on the meta device; an attention function records the calls.
+The model is built without weights and run once on the meta device, with an attention function that records the calls.
 """
 
 import copy
@@ -26,7 +26,7 @@ from baton.engine.models.transformers_model import (
 
 FULL, WINDOWED = "full_attention", "sliding_attention"
 NO_INTERFACE = "its attention does not go through transformers' attention interface"
-ON_META = {"experts_implementation": "batched_mm"}  # other implementations read values, which meta tensors lack
+ON_META = {"experts_implementation": "batched_mm"}  # other implementations read values: meta tensors have none
 
 
 def transformers_config(config: PretrainedConfig, eos_token_ids: frozenset[int]) -> ModelConfig:
@@ -61,7 +61,7 @@ def forget_padding(config: PretrainedConfig) -> None:
 
 
 def _has_window(text: Any) -> bool:
-    """Return whether a model without layer kinds has a window shorter than its context."""
+    """Return whether a model without `layer_types` has a sliding window shorter than its context."""
     if getattr(text, "layer_types", None) or not hasattr(type(text), "sliding_window"):
         return False
     return text.sliding_window is not None and text.sliding_window < text.max_position_embeddings
@@ -77,7 +77,7 @@ def _widest(sizes: int | list[int]) -> int:
 
 
 def _refusal(config: PretrainedConfig, text: Any) -> str | None:
-    """Return why a model's configuration or class cannot be served, or None."""
+    """Return the reason why a model's configuration or class cannot be served; None if it can."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "it is no causal language model of transformers"
     if config.is_encoder_decoder:
@@ -113,7 +113,7 @@ def _attention_calls(config: PretrainedConfig) -> list[AttentionCall]:
     except UnsupportedAttentionError as error:
         raise _cannot(config, str(error)) from error
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
-        first_line = str(error).partition("\n")[0]  # after it, torch lists every signature of the operation
+        first_line = str(error).partition("\n")[0]  # torch's further lines list every signature of the operation
         raise _cannot(config, f"its code fails without a cache: {type(error).__name__}: {first_line}") from error
     return sorted(calls, key=lambda call: call.layer)
 

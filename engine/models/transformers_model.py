@@ -1,8 +1,8 @@
-"""Any causal language model of transformers with its attention interface, on paged attention: slower but correct.
+"""Run causal language models of transformers on paged attention: correct, but slower than native models.
 
-Models call a registered function without state: our `Attention` is passed as a keyword argument of the forward pass,
-which these models hand down to every layer. No cache or mask of transformers is used: transformers creates none for an
-attention name without a mask function.
+Models call an attention function that is registered with transformers and has no state. The state is in our `Attention`
+object: the forward pass gets it as a keyword argument, which models pass to every layer. The cache of transformers is
+off, and transformers creates no mask for an attention name without a mask function.
 """
 
 import copy
@@ -95,7 +95,7 @@ def _attention(
 
 
 class TransformersModel:
-    """`Model` that runs transformers' code. `causal`: loaded model on its device, with the attention function NAME."""
+    """`Model` that runs transformers' code. `causal`: loaded model that uses the attention function NAME."""
 
     def __init__(self, config: ModelConfig, causal: Any) -> None:
         self.config = config
@@ -107,7 +107,7 @@ class TransformersModel:
         self._tokens = 0  # number of tokens in the running forward pass
 
     def adaptable_modules(self) -> dict[str, StackedFactors]:
-        """Return the factors of linear modules by name, and hook each module to add its adapters. Call it once."""
+        """Return the linear modules' LoRA factors by module name, and hook the modules to apply them. Call it once."""
         body = {id(module) for module in self.causal.base_model.modules()}
         return {
             name: self._hook(module)
@@ -116,7 +116,7 @@ class TransformersModel:
         }
 
     def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
-        """Compute hidden states. For transformers the batch is one sequence, whose positions restart. Not reentrant."""
+        """Compute hidden states. The batch is passed as one sequence with all chunks' positions. Not reentrant."""
         batch.meanwhile()
         self._adapters, self._tokens = batch.adapters, len(batch.token_ids)
         try:
@@ -136,7 +136,7 @@ class TransformersModel:
         return logits.float()
 
     def normal(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return `hidden` as float32: the body of a transformers model ends with its norm."""
+        """Return `hidden` as float32: transformers has already applied the final norm."""
         return hidden.float()
 
     def own_hidden(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -154,7 +154,7 @@ class TransformersModel:
         factors = StackedFactors(slice(0, outputs), (outputs, inputs), weight.dtype, weight.device)
 
         def add(module: torch.nn.Module, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
-            """Add the adapters' output. Inputs and outputs are `[..., size]`, with the batch's rows in order."""
+            """Add the adapters' output in place. Input and output: `[..., size]`, with the batch's rows in order."""
             if self._adapters is None:
                 return
             x, y = arguments[0].reshape(-1, inputs), output.view(-1, outputs)
@@ -176,7 +176,7 @@ class PagedAttention:
     kv: KvPages
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
-        """Compute attention for one layer's call. V narrower than K (latent attention, arXiv:2405.04434) is padded."""
+        """Compute attention for one layer's call. Values narrower than keys (arXiv:2405.04434) are padded."""
         width = call.value.shape[-1]
         value = F.pad(call.value, (0, call.key.shape[-1] - width))
         sinks = None if call.sinks is None else call.sinks.float().contiguous()
@@ -201,18 +201,18 @@ class _Output:
 
 
 class _Body(torch.nn.Module):
-    """Replacement of a model's layers: it returns its input."""
+    """Replacement of a model's body that returns its input."""
 
     @property
     def decoder(self) -> "_Body":
-        return self  # some models call `decoder` instead of the body
+        return self  # some models call `body.decoder` instead of the body
 
     def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _Output:
         return _Output(inputs_embeds)
 
 
 def _without_body(causal: Any) -> Any:
-    """Return a copy of the model that shares its weights but lacks its layers: head, scaling and softcap of logits."""
+    """Return a copy of the model without its body, sharing its weights. It only computes logits from hidden states."""
     head = copy.copy(causal)
     head._modules = {**causal._modules, causal.base_model_prefix: _Body()}
     return head

@@ -1,1 +1,1 @@
-"""The engine in a script, without a server. Names and fields are those of vLLM."""
+"""Engine for use in a script, without a server. Names and fields are those of vLLM."""

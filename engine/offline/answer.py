@@ -28,7 +28,7 @@ class CompletionOutput:
 
     index: int  # index of the choice
     text: str
-    token_ids: list[int]  # including a stop token, or the tokens of a stop string
+    token_ids: list[int]  # including the final stop token, or the tokens of the stop string
     cumulative_logprob: float
     logprobs: list[dict[int, Logprob]] | None  # one per token; None unless requested
     finish_reason: str | None  # stop, length, abort or error (non-finite logits); None while running
@@ -46,7 +46,7 @@ class RequestOutput:
     request_id: str
     prompt: str | None  # None for a prompt of token ids
     prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]  # by index; with best_of: best first, and empty until all choices finish
+    outputs: list[CompletionOutput]  # in index order; with best_of: best first, empty until all choices finish
     finished: bool
     num_cached_tokens: int  # prompt tokens found in the prefix cache
     prompt_logprobs: list[dict[int, Logprob] | None] | None = (
@@ -56,7 +56,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class ChoiceAnswer:
-    """State of one choice. `detokenizer`: None if text is only needed once the choice has finished."""
+    """State of one choice. `detokenizer`: None if the text is not decoded token by token."""
 
     detokenizer: Detokenizer | None
     stop_filter: StopFilter
@@ -71,7 +71,7 @@ class ChoiceAnswer:
 
 
 class LlmAnswer:
-    """Choices of one request. `streams`: the caller reads outputs while the request runs, so each token is decoded."""
+    """Choices of one request. `streams`: decode each token, because the caller reads partial outputs."""
 
     def __init__(
         self, request_id: str, prompt: Prompt, params: SamplingParams, decoder: TextDecoder, streams: bool
@@ -102,7 +102,7 @@ class LlmAnswer:
         self._prompt += scores
 
     def take(self, made: TokenMade) -> bool:
-        """Add a token. Return True if a stop string ended the choice, which the engine must then stop."""
+        """Add a token to its choice. Return True if the engine must stop the choice because a stop string matched."""
         choice = self._choices[made.choice]
         if choice.finish_reason is not None:
             return False
@@ -136,7 +136,7 @@ class LlmAnswer:
         )
 
     def _chosen(self) -> list[ChoiceAnswer]:
-        """Return the choices to output: with best_of the best ones, or none before all have finished."""
+        """Return the choices to output. With best_of: the n best, or none until all choices have finished."""
         if self._params.choices == self._params.n:
             return self._choices
         return sorted(self._choices, key=_score, reverse=True)[: self._params.n] if self.finished else []
@@ -148,7 +148,7 @@ class LlmAnswer:
                 choice.finish_reason = reason
 
     def _grow(self, choice: ChoiceAnswer, token_id: int | None, ends: bool) -> bool:
-        """Add a token's text; return whether a stop string ended the choice."""
+        """Append a token's text to the choice. Return whether a stop string ended the choice."""
         detokenizer, stop_filter = choice.detokenizer, choice.stop_filter
         if detokenizer is None:
             return False
@@ -183,7 +183,7 @@ class LlmAnswer:
         )
 
     def _logprobs(self, drawn: Drawn) -> dict[int, Logprob]:
-        """Return log-probabilities by token id, of the likeliest tokens by rank and of the sampled token."""
+        """Return log-probabilities by token id: the likeliest tokens in rank order, and the sampled token."""
         by_token_id = {
             top.token_id: Logprob(top.logprob, rank, self._decoder.decode((top.token_id,), False))
             for rank, top in enumerate(drawn.top, start=1)
@@ -194,5 +194,5 @@ class LlmAnswer:
 
 
 def _score(choice: ChoiceAnswer) -> float:
-    """Return a choice's score among the candidates of best_of; -inf after a failure."""
+    """Return a choice's mean log-probability, which ranks choices for best_of; -inf if the choice failed."""
     return -math.inf if choice.finish_reason == "error" else mean_logprob([token.logprob for token in choice.drawn])

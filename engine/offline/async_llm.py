@@ -23,7 +23,7 @@ STOP_TIMEOUT_S = 30.0
 
 @dataclass(slots=True)
 class AnswerStream:
-    """Request whose answer a caller reads by an iterator in the event loop."""
+    """Streamed request: its caller iterates over the answer in the event loop."""
 
     number: int  # id of the request in the engine
     answer: LlmAnswer
@@ -53,7 +53,7 @@ class AsyncLLM:
         request_id: str | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Yield the answer so far whenever it has grown, until it is finished. Closing the iterator aborts the request.
+        """Yield the accumulated answer each time it grows, until it finishes. Closing the iterator aborts the request.
 
         Raises: ValueError, ModelError; EngineStopped if the engine failed or was shut down.
         """
@@ -99,7 +99,7 @@ class AsyncLLM:
         return ended
 
     async def _adapter(self, loop: asyncio.AbstractEventLoop, lora: LoRARequest) -> ChosenAdapter:
-        """Read an adapter's files on the tokenizer's thread, so that running answers continue, and add it."""
+        """Read an adapter on the tokenizer's thread, so that running answers continue; then add it to the model."""
         read = await loop.run_in_executor(self._tokenizer, self._engine.read_adapter, lora)
         return await asyncio.wrap_future(self._thread.call(self._engine.add_adapter, read))
 

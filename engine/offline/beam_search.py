@@ -1,4 +1,4 @@
-"""Parameters and results of beam search under vLLM's names. engine/scheduler/beam_search.py is the algorithm."""
+"""Parameters and results of beam search under vLLM's names. The algorithm is engine/scheduler/beam_search.py."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,11 +30,11 @@ class BeamSearchParams:
     ignore_eos: bool = False
     temperature: float = 0.0  # must be 0
     length_penalty: float = 1.0
-    include_stop_str_in_output: bool = False  # `text` includes the end-of-sequence token
+    include_stop_str_in_output: bool = False  # keep the end-of-sequence token in `tokens` and `text`
     early_stopping: EarlyStopping = False
 
     def sampling(self) -> SamplingParams:
-        """Return the sampling parameters of a request, without the beam search. Raises: ValueError."""
+        """Return the sampling parameters without the beam fields, which `searching` adds. Raises: ValueError."""
         check_alone("beam_width", (("temperature", self.temperature),))
         if self.beam_width < 1:
             raise FieldRefused("beam_width", "must be at least 1")
@@ -48,7 +48,7 @@ class BeamSearchParams:
         )
 
     def searching(self, resolved: sampling_params.SamplingParams) -> sampling_params.SamplingParams:
-        """Return the engine's parameters `resolved` with the beam search added. Raises: ValueError."""
+        """Return the engine's parameters: `resolved` plus the fields of beam search. Raises: ValueError."""
         if self.early_stopping not in _STOPS:
             raise ValueError(f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'")
         beam = BeamParams(self.beam_width, self.length_penalty, _STOPS[self.early_stopping])
@@ -57,12 +57,12 @@ class BeamSearchParams:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
-    """One of the best sequences. As in vLLM, `tokens` and `text` begin with the prompt."""
+    """One sequence that beam search found. As in vLLM, `tokens` and `text` begin with the prompt."""
 
     tokens: list[int]
     text: str
-    cum_logprob: float  # sum over the answer's tokens, with the end-of-sequence token
-    score: float  # cum_logprob / answer tokens ** length_penalty; orders the sequences
+    cum_logprob: float  # sum over the answer's tokens, including the end-of-sequence token
+    score: float  # cum_logprob / (number of answer tokens ** length_penalty); higher is better
     logprobs: list[dict[int, Logprob]]  # one per token of the answer
     finish_reason: str | None  # stop or length
     stop_reason: int | str | None

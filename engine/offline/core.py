@@ -1,4 +1,4 @@
-"""Model, blocks, scheduler and tokenizer of one device, created from EngineArgs. Shared by LLM and AsyncLLM."""
+"""Engine that LLM and AsyncLLM share: model, KV blocks, scheduler and tokenizer of one device."""
 
 import hashlib
 import sys
@@ -54,7 +54,7 @@ from baton.text.structured.output import FormRefused, StructuredKind, Structured
 
 
 def request_seed(engine_seed: int, number: int) -> int:
-    """Return the 64-bit seed of the engine's `number`th request: distinct per request, equal in every run."""
+    """Return the 64-bit seed of the engine's `number`th request: different for each request, equal in every run."""
     return int.from_bytes(hashlib.sha256(f"{engine_seed}:{number}".encode()).digest()[:8], "little")
 
 
@@ -107,7 +107,7 @@ class OfflineEngine:
             self._draft.warm_up(self._drafter)
 
     def read_adapter(self, lora: LoRARequest) -> ReadAdapter:
-        """Read an adapter; one thread at a time. Raises: ValueError, ModelError."""
+        """Read an adapter's files. Not thread-safe. Raises: ValueError, ModelError."""
         if self._adapters is None:
             raise ValueError("lora_request: needs an engine with enable_lora=True")
         return self._adapters.read(lora)
@@ -136,11 +136,11 @@ class OfflineEngine:
         return pooled_request(number, prompt, pooling, adapter.number, most_tokens)
 
     def pooler(self) -> Pooler:
-        """Return how the checkpoint pools hidden states to vectors or scores. Raises: ValueError."""
+        """Return the checkpoint's rules for pooling hidden states to vectors or scores. Raises: ValueError."""
         return read_pooler(self.folder)
 
     def _next_number(self, adapter: ChosenAdapter) -> int:
-        """Return the next request's id, and compute the root hash of its adapter's block names."""
+        """Return a new request id. Compute the root hash of the adapter's KV block names on the adapter's first use."""
         number = self._requests
         self._requests += 1
         if self._caches_prefixes and adapter.number not in self._roots:
@@ -196,7 +196,7 @@ class OfflineEngine:
 
 
 def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> OfflineModel:
-    """Size the pool, load the weights, and print the result on stderr. Raises: ValueError, ModelError."""
+    """Size the KV pool, load the weights, and print a summary on stderr. Raises: ValueError, ModelError."""
     folder, device = model_folder(args.model), args.torch_device()
     asked = ModelOptions(
         folder,
@@ -240,7 +240,7 @@ def _speculation(args: EngineArgs, drafter: Drafter | None, computes_alike: bool
 
 
 def _prepared(args: EngineArgs, asked: ModelOptions, adapters: OfflineAdapters | None) -> PreparedModel:
-    """Size the pool by the arguments, or else by the device's memory. Raises: ModelError."""
+    """Size the KV pool as the arguments say, or by the device's memory if they give no size. Raises: ModelError."""
     if args.stated_kv_bytes is not None:
         prepared = prepare_model(asked)
         amounts = {"kv_cache_memory_bytes": prepared.pool_bytes, "weights": prepared.weight_bytes}
@@ -257,7 +257,7 @@ def _prepared(args: EngineArgs, asked: ModelOptions, adapters: OfflineAdapters |
 
 
 def set_aside_bytes(args: EngineArgs, prepared: PreparedModel) -> int:
-    """Return the memory reserved for adapters, which are loaded on first use."""
+    """Return the number of bytes to reserve for adapters, because adapters are loaded after the pool is sized."""
     return args.max_loras * adapter_bytes(prepared.config, args.max_lora_rank or USUAL_RANK, prepared.dtype)
 
 
@@ -284,9 +284,9 @@ def deliver(
     outcomes: Sequence[SchedulerOutcome],
     stop_choice: Callable[[int, int], object],
 ) -> list[int]:
-    """Pass a step's tokens to their answers; return the ids of requests whose answers changed, once each.
+    """Pass a step's outcomes to the requests' answers. Return the ids of requests whose answers changed, once each.
 
-    `stop_choice` is called with request and choice if a stop string ended an answer.
+    `stop_choice`: called with request id and choice index when a stop string ends a choice.
     """
     touched: dict[int, None] = {}
     for outcome in outcomes:

@@ -54,14 +54,14 @@ class EngineArgs:
 
     model: str  # a folder, or a Hugging Face id
     tokenizer: str | None = None  # folder or Hugging Face id; None: the model's tokenizer
-    dtype: str = "auto"  # float32, bfloat16; auto: the checkpoint's, float32 on a CPU without bf16
-    seed: int = 0  # base of the seeds of requests without a seed
+    dtype: str = "auto"  # float32, bfloat16; auto: the checkpoint's dtype, or float32 on a CPU without bf16
+    seed: int = 0  # seed from which requests without a seed derive theirs
     device: str = "auto"  # cpu, cuda, cuda:1; auto: a GPU if there is one
-    max_model_len: int | None = None  # tokens of prompt and answer; None: as many as model and memory allow
-    block_size: int | None = None  # tokens; None: 32, or more if a recurrent state would fill over half a block
-    kv_cache_memory_bytes: int | None = None  # None: by gpu_memory_utilization; on a CPU at most 1 GiB
+    max_model_len: int | None = None  # tokens of prompt plus answer; None: as many as model and memory allow
+    block_size: int | None = None  # tokens; None: 32, or more if a recurrent state needs over half a block
+    kv_cache_memory_bytes: int | None = None  # None: by gpu_memory_utilization, or at most 1 GiB on a CPU
     kv_memory: int | None = None  # Baton's name for kv_cache_memory_bytes
-    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION  # share of GPU memory for weights, KV and everything else
+    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION  # fraction of GPU memory that the engine may use
     enable_prefix_caching: bool = True
     max_num_seqs: int = MAX_SEQUENCES
     max_num_batched_tokens: int | None = None  # tokens per step; None: a default of the device
@@ -69,12 +69,12 @@ class EngineArgs:
     quantization: str | None = None  # int8, int4, fp8: quantised while loading; awq, gptq, gguf: as in the checkpoint
     kv_cache_dtype: str = "auto"  # fp8, fp8_e4m3, fp8_e5m2, int8; auto: the same as dtype
     enable_lora: bool = False  # allow requests with lora_request
-    max_loras: int = 1  # adapters to reserve GPU memory for; does not limit the adapters of a batch
-    max_lora_rank: int | None = None  # None: any rank; memory is reserved for rank 16
-    tensor_parallel_size: int = 1  # number of ranks; they use consecutive GPUs, from `device` on
+    max_loras: int = 1  # number of adapters to reserve GPU memory for; batches may use more adapters
+    max_lora_rank: int | None = None  # None: no maximum, but memory is reserved for rank 16
+    tensor_parallel_size: int = 1  # number of ranks, on consecutive GPUs that start at `device`
     enforce_eager: bool = False  # True: decode steps on a GPU are not recorded as CUDA graphs
     disable_log_stats: bool = True
-    speculative_config: Mapping[str, Any] | None = None  # {"method": "ngram", "num_speculative_tokens": 8}
+    speculative_config: Mapping[str, Any] | None = None  # example: {"method": "ngram", "num_speculative_tokens": 8}
     """{"method": "draft_model", "model": FOLDER} drafts with a model: a folder, or a Hugging Face id."""
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class EngineArgs:
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder `name`, or the local folder of a Hugging Face id, which is downloaded unless cached.
+    """Return a checkpoint's folder. `name`: a folder, or a Hugging Face id, which is downloaded unless cached.
 
     Raises: ValueError.
     """

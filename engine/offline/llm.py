@@ -56,10 +56,10 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: LoRARequests = None,
     ) -> list[RequestOutput]:
-        """Return the answers in the order of the prompts: strings, lists of token ids, or {"prompt_token_ids": [...]}.
+        """Return the prompts' answers in order. A prompt is a string, token ids, or {"prompt_token_ids": [...]}.
 
         Default parameters are those of the model's generation_config.json. `lora_request`: one adapter for all
-        prompts, or one (or None) per prompt.
+        prompts, or a list with an adapter or None for each prompt.
 
         Raises: ValueError, ModelError, before anything is computed.
         """
@@ -93,7 +93,7 @@ class LLM:
         use_tqdm: bool = False,
         loras: Sequence[LoRARequest | None] | None = None,
     ) -> Iterator[RequestOutput]:
-        """Yield each answer when it finishes. `request_id` is the prompt's index. Closing the iterator aborts the rest.
+        """Yield answers as they finish. `request_id`: the prompt's index. Closing the iterator aborts running requests.
 
         Raises: ValueError, ModelError, before anything is computed.
         """
@@ -142,7 +142,7 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
-        """Return how well each text of `data_2` matches the text of `data_1` with the same index, or the only one.
+        """Score each text of `data_2` against the `data_1` text of the same index, or against the only `data_1` text.
 
         A reranker returns a probability, other models the cosine of two vectors. Raises: ValueError, ModelError.
         """
@@ -240,11 +240,11 @@ class LLM:
         return self._engine.sizing
 
     def read(self, prompt: PromptType) -> Prompt:
-        """Convert a prompt before `finished` queues it. Raises: ValueError."""
+        """Convert a prompt to the form that `finished` accepts. Raises: ValueError."""
         return self._engine.reader.read([prompt])[0]
 
     def check(self, prompt: Prompt, params: SamplingParams) -> None:
-        """Check a prompt and its parameters before `finished` queues them. Raises: ValueError."""
+        """Check a prompt and its parameters before a call of `finished`. Raises: ValueError."""
         self._engine.check(prompt, params)
 
     def _adapter(self, lora: LoRARequest | None) -> ChosenAdapter:

@@ -17,7 +17,7 @@ USUAL_RANK = 16  # default of vLLM's max_lora_rank
 class LoRARequest:
     """Adapter of a request; names are vLLM's.
 
-    An adapter is identified by its files: requests for equal files use the same adapter, under any name.
+    An adapter is identified by its files: requests with equal files share one adapter, even under different names.
     """
 
     lora_name: str
@@ -38,7 +38,7 @@ class ReadAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ChosenAdapter:
-    number: int = 0  # adapter number, as in Chunk; 0: none
+    number: int = 0  # the engine's number of the adapter, as in Chunk; 0: no adapter
     digest: str = ""
 
 
@@ -84,7 +84,7 @@ def adapter_bytes(config: ModelConfig, rank: int, dtype: torch.dtype) -> int:
 
 
 def _attention_sizes(config: ModelConfig) -> int:
-    """Return the sum of inputs and outputs of the attention projections that an adapter may change."""
+    """Return the summed input and output sizes of one layer's attention projections that an adapter may change."""
     latent = config.latent if isinstance(config, DecoderConfig) else None
     if latent is None:
         heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim

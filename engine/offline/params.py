@@ -1,4 +1,4 @@
-"""Sampling parameters and structured output under vLLM's names, and their conversion to the engine's."""
+"""Sampling parameters and structured output under vLLM's names, and their conversion to the engine's parameters."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ Encode = Callable[[str], list[int]]
 class StructuredOutputsParams:
     """Structured output: exactly one field is set. JSON answers have no white space.
 
-    Creating a request raises ValueError for other combinations and invalid values.
+    Creating a request raises ValueError if no field or several are set, or if a value is invalid.
     """
 
     json: str | Mapping[str, Any] | None = None  # a JSON schema
@@ -124,7 +124,7 @@ class SamplingParams(SamplingNumbers):
 class ModelLimits:
     """Limits of a model's requests, and the tokens that end its answers."""
 
-    max_model_len: int  # tokens of prompt and answer
+    max_model_len: int  # maximum tokens of prompt plus answer
     max_choices: int  # maximum number of choices per request
     eos_token_ids: frozenset[int]
 
@@ -132,7 +132,7 @@ class ModelLimits:
 def resolve(
     params: SamplingParams, prompt_tokens: int, limits: ModelLimits, seed: int, encode: Encode
 ) -> sampling_params.SamplingParams:
-    """Return the engine's parameters for one prompt. `seed`: seed if `params` has none.
+    """Return the engine's parameters for one prompt. `seed`: used if `params` has no seed.
 
     As in vLLM, max_tokens is cut to the remaining context. Raises: ValueError, naming the field.
     """

@@ -17,8 +17,8 @@ NOTHING_DRAWN = SamplingParams(max_tokens=1)
 class PoolingParams:
     """Options of `embed`.
 
-    `dimensions`: size to which vectors are cut; None: uncut. `prompt_name`: name of the checkpoint's prompt that
-    precedes each text; None: the checkpoint's default prompt.
+    `dimensions`: size to which vectors are cut; None: uncut. `prompt_name`: name of the checkpoint's
+    prompt to put before each text; None: the checkpoint's default prompt.
     """
 
     dimensions: int | None = None
@@ -50,7 +50,7 @@ class ScoringOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequestOutput:
-    """Score of two texts. `prompt_token_ids` has the tokens of both."""
+    """Score of two texts. `prompt_token_ids`: tokens of both texts, in order."""
 
     request_id: str
     outputs: ScoringOutput
@@ -80,7 +80,7 @@ def pooled_request(request_id: int, prompt: Prompt, pooling: Pooling, adapter: i
 
 
 def vectors_of(outcomes: Sequence[SchedulerOutcome], waiting: dict[int, Prompt]) -> list[tuple[int, Vector]]:
-    """Return a step's completed vectors with request ids; remove the requests from `waiting`. Raises: NotFinite."""
+    """Return (request id, vector) of each prompt that a step completed; remove it from `waiting`. Raises: NotFinite."""
     made = []
     for outcome in outcomes:
         if isinstance(outcome, RequestFailed):
@@ -128,7 +128,7 @@ def with_prompt(prompt: PromptType, pooler: Pooler, name: str | None = None) -> 
 def pairs_of(
     first: PromptType | Sequence[PromptType], second: PromptType | Sequence[PromptType]
 ) -> list[tuple[PromptType, PromptType]]:
-    """Pair one text with each of `second`, or both lists by index. Raises: ValueError for other numbers of texts."""
+    """Pair a single `first` with each of `second`, or both lists by index. Raises: ValueError if lengths differ."""
     ones, others = as_list(first), as_list(second)
     if len(ones) == 1:
         ones = ones * len(others)

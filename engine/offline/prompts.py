@@ -75,7 +75,7 @@ class PromptEncoder:
         self.template = TemplateSource(source) if isinstance(source, str) else None
 
     def read(self, prompts: Sequence[PromptType]) -> list[Prompt]:
-        """Encode strings in one batch, with the tokenizer's special tokens, and check token ids. Raises: ValueError."""
+        """Convert prompts: encode texts in one batch, with special tokens; check token ids. Raises: ValueError."""
         texts = [text_of(prompt) for prompt in prompts]
         encoded = iter(self._encode_all([text for text in texts if text is not None], add_special_tokens=True))
         return [
@@ -90,7 +90,7 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Prompt:
-        """Format one conversation with the model's template, which adds special tokens, and encode it.
+        """Format one conversation with the model's chat template, which adds special tokens; then encode the text.
 
         `options`: variables of the template. Raises: ValueError.
         """
@@ -152,7 +152,7 @@ def check_prompt_tokens(tokens: int, max_model_len: int, pooled: bool = False) -
 
 
 def text_of(prompt: PromptType) -> str | None:
-    """Return the text of a prompt, None for token ids. Raises: ValueError for anything else."""
+    """Return a prompt's text, or None for token ids. Raises: ValueError for a mapping without text or token ids."""
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Mapping):

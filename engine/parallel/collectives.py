@@ -14,11 +14,11 @@ from torch._C._distributed_c10d import AllreduceOptions, FileStore, ReduceOp, St
 from baton.engine.parallel.shard import Shard
 
 LOOPBACK = "127.0.0.1"
-TIMEOUT = timedelta(seconds=60)  # maximum duration of a collective, with the wait for the slowest rank
+TIMEOUT = timedelta(seconds=60)  # maximum duration of a collective, including the wait for the slowest rank
 
 
 def path_of(fd: int) -> Path:
-    """Return a path of an open file of this process, valid until it is closed."""
+    """Return a path to this process's open descriptor `fd`. The path is valid until `fd` is closed."""
     return Path(f"/proc/self/fd/{fd}")
 
 
@@ -27,7 +27,7 @@ class RankLost(RuntimeError):
 
 
 class Group(Protocol):
-    """The used methods of ProcessGroupGloo and ProcessGroupNCCL, whose type stubs have no common base class."""
+    """Methods that ProcessGroupGloo and ProcessGroupNCCL share; their type stubs have no common base class."""
 
     def allreduce(self, tensors: list[torch.Tensor], options: AllreduceOptions = ..., /) -> Work: ...
 
@@ -80,7 +80,7 @@ class Collectives:
         return tensor
 
     def side_by_side(self, part: torch.Tensor, width: int) -> torch.Tensor:
-        """Concatenate the ranks' columns: `[rows, Shard.vocabulary(width)]` of each to `[rows, width]`."""
+        """Return all ranks' columns, `[rows, width]`. `part`: own columns, `[rows, len(Shard.vocabulary(width))]`."""
         degree = self.shard.degree
         widest = -(-width // degree)
         padded = part.new_zeros(len(part), widest)
@@ -94,7 +94,7 @@ class Collectives:
         self._group.shutdown()
 
     def abort(self) -> None:
-        """Abort calls that wait for a lost rank. Any thread may call it. Gloo detects the loss without it."""
+        """Abort NCCL calls that wait for a lost rank, from any thread. No effect on gloo, which detects the loss."""
         if self._on_gpu:
             self._group.abort()
 
@@ -115,7 +115,7 @@ def _gloo(store: Store, shard: Shard) -> Group:
 
 
 def _nccl(store: Store, shard: Shard) -> Group:
-    from torch._C._distributed_c10d import ProcessGroupNCCL  # torch's CPU builds lack it
+    from torch._C._distributed_c10d import ProcessGroupNCCL  # missing in torch's CPU builds
 
     options = ProcessGroupNCCL.Options()
     options._timeout = TIMEOUT

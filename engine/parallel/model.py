@@ -1,4 +1,4 @@
-"""Decoder sharded over ranks: sums after attention and feed-forward layers, concatenated logits."""
+"""Decoder sharded over ranks: outputs of attention and feed-forward layers are summed, logits concatenated."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from baton.kernels.types import KvPages
 
 @dataclass(frozen=True, slots=True)
 class SummedLinear:
-    """Sum over all ranks of a projection that is sharded by inputs, or of a feed-forward layer of such projections."""
+    """Projection sharded by inputs, or feed-forward layer of such projections, with outputs summed over all ranks."""
 
     part: Linear
     collectives: Collectives
@@ -29,7 +29,7 @@ class SummedLinear:
 
 @dataclass(frozen=True, slots=True)
 class ScaledLinear:
-    """Projection that quantises this rank's part of each input row by the scale of the complete row."""
+    """Projection that quantises this rank's part of each input row with the scale of the complete row."""
 
     part: Linear
     collectives: Collectives
@@ -72,13 +72,13 @@ class ParallelModel:
         return self.part.normal(hidden)
 
     def logits_together(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits on all ranks together. `hidden`: the leader's rows; `[rows, hidden]`, model's dtype."""
+        """Compute logits on all ranks. `hidden`: `[rows, hidden]`, model's dtype; the leader's rows overwrite it."""
         self.collectives.from_leader(hidden)
         return self.collectives.side_by_side(self.part.logits(hidden), self.config.vocab_size)
 
 
 def parallel_part(model: DecoderModel, collectives: Collectives) -> DecoderModel:
-    """Return this rank's part of a model, with sums over all ranks after attention and feed-forward layers."""
+    """Return this rank's part of a model that sums outputs of attention and feed-forward layers over all ranks."""
     return replace(model, layers=tuple(_summed(layer, collectives) for layer in model.layers))
 
 
@@ -95,7 +95,7 @@ def _summed(layer: Layer, collectives: Collectives) -> Layer:
 
 
 def _with_scaled_inputs(feed_forward: FeedForward, collectives: Collectives) -> FeedForward:
-    """Apply `_scaled` to down projections. Routers are not sharded: each token has the same experts on every rank."""
+    """Apply `_scaled` to down projections. Routers are not sharded, so all ranks choose the same experts."""
     if isinstance(feed_forward, Gated):
         return replace(feed_forward, down=_scaled(feed_forward.down, collectives))
     if isinstance(feed_forward, GatedExpert):

@@ -27,18 +27,18 @@ from baton.engine.parallel.wire import AdapterToAdd, RankOptions, RankPool, Rank
 from baton.engine.request import Plan
 
 LOAD_TIMEOUT_S = 900.0  # maximum time to read a rank's part of a checkpoint
-ADAPTER_TIMEOUT_S = 60.0  # maximum time to read an adapter; steps wait meanwhile
+ADAPTER_TIMEOUT_S = 60.0  # maximum time to read an adapter; no step runs during the read
 STOP_TIMEOUT_S = 5.0
-EXIT_TIMEOUT_S = 1.0  # maximum time from the end of a process's connection to its exit
+EXIT_TIMEOUT_S = 1.0  # maximum wait for a process's exit after its connection closed
 Made = TypeVar("Made")
 
 
 class OtherRanks:
-    """Ranks 1 and up, each a process connected by a socket. They stop on `close`, or when this process ends."""
+    """Processes of ranks 1 and up, each connected by a socket. They stop on `close`, or when this process exits."""
 
     def __init__(self, start: RankStart) -> None:
-        # An anonymous file leaves nothing behind, however the processes end. It is never closed: a FileStore writes to
-        # its path until it is destroyed, and the number of a closed descriptor could already name another file.
+        # The ranks' common file is anonymous, so that no file is left behind. Its descriptor is never closed: a
+        # FileStore writes to /proc/self/fd/N until destroyed, and a closed number N could be reused for another file.
         self._meeting_fd = os.memfd_create("baton-ranks")
         self._start = start
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -68,7 +68,7 @@ class OtherRanks:
         self._tell(wire.MEASURE, step.to_bytes())
 
     def memories(self) -> list[StepMemory]:
-        """Return the memory that the step of `measure` used on each of the other ranks. Raises: RankLost."""
+        """Return each other rank's memory use in the step of `measure`, in rank order. Raises: RankLost."""
         self._tell(wire.MEMORY, b"")
         frames = [_receive(*pair, TIMEOUT.total_seconds()) for pair in enumerate(self._connections, start=1)]
         return [StepMemory(**json.loads(frame.payload)) for frame in frames]
@@ -87,7 +87,7 @@ class OtherRanks:
             self._wait_ready(rank, connection, deadline)
 
     def record(self, rows: int, blocks: int) -> None:
-        """Let the other ranks record decode steps together with the leader: recorded steps include sums over ranks."""
+        """Let the other ranks record CUDA graphs while the leader does, because the graphs contain sums over ranks."""
         self._tell(wire.RECORD, wire.SIZES.pack(rows, blocks))
 
     def carry_out(self, plan: Plan) -> None:
@@ -97,7 +97,7 @@ class OtherRanks:
     def whole(self, results: Callable[[], Made]) -> Made:
         """Return the results of a step after checking that no rank was lost. Raises: RankLost.
 
-        The check is for GPUs, where `abort` completes collectives without the lost rank's part and without an error.
+        On GPUs, `abort` completes collectives without the lost rank's part and without an error: hence the check.
         """
         made = results()
         if self._is_one_lost:
@@ -105,12 +105,15 @@ class OtherRanks:
         return made
 
     def wait_moved(self) -> None:
-        """Wait for the other ranks to execute a plan without chunks, which has no sum to wait in. Raises: RankLost."""
+        """Wait until the other ranks have executed a plan without chunks. Raises: RankLost.
+
+        Plans with chunks need no call: their sums wait for all ranks.
+        """
         for rank, connection in enumerate(self._connections, start=1):
             _receive(rank, connection, TIMEOUT.total_seconds())
 
     def add_adapter(self, adapter: AdapterToAdd, number: int) -> None:
-        """Add an adapter, with the leader's number, on all other ranks or on none.
+        """Add an adapter on all other ranks; if one fails, remove it from all. `number`: the leader's adapter number.
 
         Raises: ModelError with a rank's message, RankLost.
         """
@@ -122,16 +125,18 @@ class OtherRanks:
         self._tell(wire.REMOVE_ADAPTER, number.to_bytes(8, "little"))
 
     def read_weights(self, folder: str) -> None:
-        """Let each rank read its part of new weights while steps continue. An empty folder drops what was read.
+        """Let each rank read its part of new weights while steps continue.
+
+        An empty `folder` discards weights that were read before.
 
         Raises: RankLost.
         """
         self._tell(wire.READ_WEIGHTS, WeightsToRead(folder).to_bytes())
 
     def add_weights(self, number: int) -> None:
-        """Add, with the leader's number, the weights that all ranks have read; wait for ranks that are still reading.
+        """Add the weights of `read_weights`, once all ranks have read them. `number`: the leader's number for them.
 
-        Raises: ModelError with a rank's message if one fails (then no rank has the weights); RankLost.
+        Raises: RankLost; ModelError with the message of a rank that failed: then no rank has the weights.
         """
         self._tell(wire.ADD_WEIGHTS, number.to_bytes(8, "little"))
         self._check_added(LOAD_TIMEOUT_S, self.remove_weights, number)
@@ -156,7 +161,7 @@ class OtherRanks:
         self._tell(wire.LOGITS, rows.to_bytes(8, "little"))
 
     def close(self) -> None:
-        """Close the connections, which stops the ranks; kill those that do not stop in time."""
+        """Stop the ranks by closing their connections; kill processes that do not exit in time."""
         self._closing = True
         for connection in self._connections:
             with contextlib.suppress(OSError):  # the process has already exited
@@ -205,11 +210,11 @@ class OtherRanks:
         poll = select.poll()
         ranks = {connection.fileno(): rank for rank, connection in enumerate(self._connections, start=1)}
         for descriptor in ranks:
-            poll.register(descriptor, 0)  # no events: a hang-up is always reported
+            poll.register(descriptor, 0)  # event mask 0: poll still reports a hang-up
         descriptor, _ = poll.poll()[0]
         if self._closing:
             return
-        self._is_one_lost = True  # set before `abort`: after it, sums complete without the lost rank's part
+        self._is_one_lost = True  # set before `abort`, which lets sums complete without the lost rank's part
         process = self._processes[ranks[descriptor] - 1]
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(EXIT_TIMEOUT_S)
@@ -241,7 +246,7 @@ def _receive(rank: int, connection: socket.socket, timeout_s: float) -> wire.Fra
 
 
 def cores_of(shard: Shard, cores: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return this rank's part of the worker's cores, which are divided evenly; at least one core. None: not bound."""
+    """Return this rank's equal part of the worker's `cores`, at least one core. None: ranks are not bound to cores."""
     if cores is None:
         return None
     share = tuple(cores[place] for place in shard.vocabulary(len(cores)))
@@ -249,7 +254,7 @@ def cores_of(shard: Shard, cores: tuple[int, ...] | None) -> tuple[int, ...] | N
 
 
 def threads_of(shard: Shard, cores: tuple[int, ...] | None) -> int:
-    """Return the number of this rank's CPU threads: one per own core, or an equal part of the available cores."""
+    """Return this rank's number of CPU threads: one per bound core; if unbound, an equal part of available cores."""
     own = cores_of(shard, cores)
     if own is not None:
         return len(own)

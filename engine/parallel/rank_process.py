@@ -56,7 +56,7 @@ Raises: RankLost.
 def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], MemoryMeter] = CudaMeter) -> int:
     """Run a rank. `open_part`: opens the pool's memory if the leader passes it by `part_handles`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # a leader that drains still needs its ranks
+        signal.signal(number, signal.SIG_IGN)  # the leader needs its ranks while it drains
     faulthandler.register(signal.SIGQUIT, all_threads=True)
     connection = socket.socket(fileno=int(sys.argv[1]))
     try:
@@ -86,16 +86,16 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
 
 
 def _end_with_leader(connection: socket.socket, loaded: threading.Event) -> None:
-    """Until `loaded`, exit when the leader does: otherwise, a rank that reads weights would not notice."""
+    """Exit if the leader exits before `loaded` is set: the main thread, which is loading weights, would not notice."""
     poll = select.poll()
-    poll.register(connection, 0)  # no events: a hang-up is always reported
+    poll.register(connection, 0)  # event mask 0: poll still reports a hang-up
     while not loaded.is_set():
         if poll.poll(LEADER_POLL_MS):
             os._exit(EXIT_LOST)
 
 
 class RankRunner(Protocol):
-    """Methods of the Runner (engine/runner/runner.py) that each step uses."""
+    """Methods of Runner (engine/runner/runner.py) that `carry_out` calls."""
 
     def follow(self, plan: Plan) -> None: ...
 
@@ -103,7 +103,7 @@ class RankRunner(Protocol):
 
 
 def carry_out(connection: socket.socket, runner: RankRunner, plan: Plan) -> None:
-    """Execute a plan. Send MOVED if it has no chunks, and so no sum that waits for this rank. Raises: wire.Closed."""
+    """Execute a plan. Send MOVED for a plan without chunks, because no sum waits for this rank. Raises: wire.Closed."""
     runner.follow(plan)
     if not plan.chunks:
         runner.settle()
@@ -129,7 +129,7 @@ class RankProcess:
         self._weights: RunnersByWeights | None = None
         self._shard = Shard(start.rank, start.degree)
         self._model = model
-        self._models = {STARTED: model}  # models by number of their weights
+        self._models = {STARTED: model}  # models by the number of their weights
         self._adapters = adapters
         self._open_part = open_part
         self._meter = meter
@@ -167,7 +167,7 @@ class RankProcess:
                 raise RankLost(f"rank {self._shard.rank} got command {frame.kind}, which it does not expect now")
 
     def _add_adapter(self, asked: AdapterToAdd) -> None:
-        """Add an adapter. A failure also uses up a number, so that adapters have equal numbers on all ranks."""
+        """Add an adapter. A failed adapter also consumes a number, so that numbers stay equal on all ranks."""
         try:
             read = read_named(asked.name, Path(asked.folder))
             if read.digest != asked.digest:
@@ -180,14 +180,14 @@ class RankProcess:
             wire.send(self._connection, wire.READY, b"")
 
     def _read_weights(self, asked: WeightsToRead) -> None:
-        """Begin to read weights on a thread while steps continue; an empty folder drops weights that were read."""
+        """Start to read weights on a thread, while steps continue. An empty folder discards weights that were read."""
         self._reading = None
         if asked.folder:
             start = replace(self._start, folder=asked.folder)
             self._reading = self._reader.submit(_load_part, start, self._model.collectives, self._model.device)
 
     def _add_weights(self, runner: Runner, number: int) -> None:
-        """Add the weights that were read. A failure also uses up a number, as for adapters."""
+        """Add the weights that were read. This consumes one adapter number, even on failure."""
         self._adapters.skip()
         self._weights = self._weights or RunnersByWeights(runner)
         reading, self._reading = self._reading, None
@@ -213,7 +213,7 @@ class RankProcess:
             model.logits_together(hidden)
 
     def _measure(self, step: StepToMeasure) -> None:
-        """Compute the step whose memory is measured, without its logits, which the leader requests by LOGITS."""
+        """Compute the step whose memory is measured, but not its logits: the leader requests logits by LOGITS."""
         layout = kv_layout(self._model.config, KV_DTYPES[step.kv_dtype], step.block_tokens)
         plan = largest_plan(LargestStep(step.tokens, step.sequences), layout, step.longest)
         self._trial = StepTrial(self._model, layout, plan, self._meter(self._model.device))
@@ -232,7 +232,7 @@ class RankProcess:
         wire.send(self._connection, wire.READY, b"")
 
     def _storage(self, pool: RankPool, part_bytes: int) -> torch.Tensor:
-        """Return this rank's part of the pool, initially zeros. If memory is shared, only this part is mapped."""
+        """Return this rank's part of the KV pool, initially zeros. Of shared memory, map only this part."""
         device = self._model.device
         if pool.part_handle is not None and self._open_part is not None:
             return self._open_part(pool.part_handle, device)[:part_bytes]

@@ -1,6 +1,6 @@
 """Arithmetic of sharding: which part of a model each rank stores (Megatron-LM, arXiv:1909.08053, section 3).
 
-Heads, also those of delta nets, and the inner size of feed-forward layers are divided equally. The head's vocabulary is
+Attention heads, delta-net heads and the inner size of feed-forward layers are divided equally. The head's vocabulary is
 divided into ranges whose sizes differ by at most one. Embedding, norms, routers and the shared rows of latent attention
 are complete on every rank.
 """
@@ -19,12 +19,12 @@ class Shard:
     degree: int  # number of ranks
 
     def equal_part(self, size: int) -> slice:
-        """Return this rank's slice of `size`, a multiple of the number of ranks."""
+        """Return this rank's slice of `size`, which must be a multiple of the number of ranks."""
         part = size // self.degree
         return slice(self.rank * part, (self.rank + 1) * part)
 
     def equal_parts(self, sizes: Sequence[int]) -> tuple[slice, ...]:
-        """Return this rank's slice of each of several concatenated sizes."""
+        """Return this rank's slice of each section of a tensor. `sizes`: the sections' sizes, in order."""
         starts = itertools.accumulate(sizes, initial=0)
         own = ((start, self.equal_part(size)) for start, size in zip(starts, sizes, strict=False))
         return tuple(slice(start + part.start, start + part.stop) for start, part in own)
@@ -37,7 +37,7 @@ ALONE = Shard(0, 1)
 
 
 def shard_config(config: ModelConfig, degree: int) -> DecoderConfig:
-    """Return one rank's configuration; it keeps the complete vocabulary. Raises: ModelError if it cannot be sharded."""
+    """Return a model's configuration on one rank, with the complete vocabulary. Raises: ModelError if not shardable."""
     if not isinstance(config, DecoderConfig):
         raise ModelError(
             f"tensor-parallel is {degree}, but {config.family} runs in transformers' code on one rank only"
@@ -71,12 +71,12 @@ def shard_config(config: ModelConfig, degree: int) -> DecoderConfig:
 
 
 def copies_of(layout: KvLayout, degree: int) -> int:
-    """Return how many ranks store each number of KV: all of them if all heads share one row, otherwise one."""
+    """Return the number of ranks that store the same KV: all ranks if all heads share one KV row, otherwise one."""
     return degree if layout.value_prefix is not None else 1
 
 
 def shard_layout(layout: KvLayout, degree: int) -> KvLayout:
-    """Return the layout of one rank's pool: the same number of blocks, each with this rank's heads and part of a state.
+    """Return the layout of one rank's pool: the same number of blocks, each with one rank's heads and part of a state.
 
     KV that all heads share is complete on every rank. Raises: ModelError if a state cannot be divided.
     """

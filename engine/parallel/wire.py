@@ -11,7 +11,7 @@ from typing import Self
 from baton.engine.request import BlockCopy, BlockSwap, Chunk, Plan
 
 HEADER = struct.Struct("<BQ")  # kind of frame, payload size in bytes
-SIZES = struct.Struct("<QQ")  # payload of RECORD: rows, blocks per sequence
+SIZES = struct.Struct("<QQ")  # payload of RECORD: number of rows, blocks per sequence
 START, POOL, PLAN, LOGITS, RECORD, MEASURE, MEMORY, READY, FAILED, MOVED, ADD_ADAPTER, REMOVE_ADAPTER = range(1, 13)
 READ_WEIGHTS, ADD_WEIGHTS, REMOVE_WEIGHTS = range(13, 16)
 
@@ -20,8 +20,8 @@ READ_WEIGHTS, ADD_WEIGHTS, REMOVE_WEIGHTS = range(13, 16)
 class RankOptions:
     """Options of the other ranks' processes, and the location of their parts of the pool."""
 
-    storage_fd: int | None = None  # descriptor of shared memory that has all ranks' parts, in order
-    part_handles: tuple[str, ...] = ()  # one handle per rank; without descriptor and handles, ranks allocate memory
+    storage_fd: int | None = None  # descriptor of shared memory with all ranks' parts, in rank order
+    part_handles: tuple[str, ...] = ()  # one handle per rank; without handles and storage_fd, ranks allocate
     entry: str = "baton.engine.parallel.rank_process"  # module that the process runs
     nice: int = 0  # niceness of the processes
 
@@ -40,10 +40,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class RankStart(Order):
-    """Command to load a rank's part of the model. After it, the descriptor of the ranks' common file is sent."""
+    """Command to load a rank's part of the model. The descriptor of the ranks' shared file is sent after it."""
 
     folder: str
-    device: str  # the leader's device; rank r uses the r-th device after it
+    device: str  # device of the leader (rank 0); rank r uses the device whose index is higher by r
     dtype: str  # compute dtype, as a key of DTYPES
     quantize: str
     degree: int
@@ -67,7 +67,7 @@ class RankPool(Order):
 
 @dataclass(frozen=True, slots=True)
 class AdapterToAdd(Order):
-    """Command to read and add an adapter. Afterwards all ranks have it, or none."""
+    """Command to read and add an adapter. Either all ranks or no ranks have the adapter afterwards."""
 
     name: str  # for error messages
     folder: str
@@ -76,9 +76,9 @@ class AdapterToAdd(Order):
 
 @dataclass(frozen=True, slots=True)
 class WeightsToRead(Order):
-    """Command to read weights while steps continue. After ADD_WEIGHTS all ranks have the weights, or none."""
+    """Command to read weights while steps continue. Either all ranks or no ranks have them after ADD_WEIGHTS."""
 
-    folder: str  # folder of the checkpoint; empty: drop weights that were read
+    folder: str  # folder of the checkpoint; empty: discard the weights that were read
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def receive_fd(connection: socket.socket) -> int:
 
 
 def receive(connection: socket.socket) -> Frame:
-    """Receive a frame; wait at most until the socket's timeout. Raises: Closed, TimeoutError."""
+    """Receive a frame within the socket's timeout. Raises: Closed, TimeoutError."""
     kind, size = HEADER.unpack(_exactly(connection, HEADER.size))
     return Frame(kind, _exactly(connection, size))
 

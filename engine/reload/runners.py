@@ -1,4 +1,4 @@
-"""Several sets of weights of one model over one KV pool. Each chunk has the number of the set that computes it.
+"""Several sets of weights of one model over one KV pool. A chunk names the set that computes it by number.
 
 Weights and adapters (engine/lora/adapters.py) are numbered together; 0 is the set that the engine was started with. No
 chunk reads KV of another set, since block hashes cover the weights.
@@ -16,10 +16,10 @@ STARTED = 0
 
 
 class RunnersByWeights:
-    """Runners, one per set of weights: a `runner.WeightSets`. Not thread-safe, like the runners."""
+    """One runner per set of weights; implements `runner.WeightSets`. Not thread-safe."""
 
     def __init__(self, first: Runner) -> None:
-        self._first = first  # the engine refers to this runner: if its weights are removed, it gets other weights
+        self._first = first  # the engine's runner: when its weights are removed, it takes those of another set
         self._runners: dict[int, Runner] = {STARTED: first}
         self._latest = STARTED
         first.weights = self
@@ -38,7 +38,7 @@ class RunnersByWeights:
         self._runners[number] = self._first.beside(model)
 
     def remove(self, number: int) -> None:
-        """Free a set of weights that no chunk uses any more. It must not be the last set."""
+        """Free a set of weights that no chunk uses any more. At least one set must remain."""
         gone = self._runners.pop(number)
         if gone is self._first:
             number, other = next(iter(self._runners.items()))
@@ -46,7 +46,7 @@ class RunnersByWeights:
             self._first.take(other.model)
 
     def launch(self, plan: Plan, after: Launched | None) -> Launched:
-        """Launch a plan in parts, one per set of weights. `after`: only for a plan with a single set."""
+        """Launch a plan in parts, one per set of weights. `after` is allowed only if the plan uses a single set."""
         parts = self._parts(plan)
         if len(parts) == 1:
             return self._runner(parts[0]).compute(plan, after)

@@ -31,7 +31,7 @@ SAME_FILES = (
     "modules.json",
     "1_Pooling/config.json",
 )
-FREE_SHARE = 0.1  # share of free memory that stays free, for steps and other processes
+FREE_SHARE = 0.1  # fraction of the free memory that a reload must leave, for steps and other processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def check_memory(needed_bytes: int, device: torch.device, ranks: int) -> None:
 
 
 def load_beside(served: PreparedModel, checked: CheckedWeights, running: Model) -> Model:
-    """Load new weights, or the leader's part of them, while `running` computes. Blocks; any thread may call it.
+    """Load new weights, or the leader's part of them, while `running` computes. A blocking call for any thread.
 
     Raises: ModelError, also if memory is short.
     """

@@ -1,6 +1,6 @@
 """Decode steps as recorded CUDA graphs: one launch per step, from its inputs to its tokens.
 
-Graphs are recorded for some batch sizes. A step uses the smallest that fits; its padding rows have no context and no KV
+Graphs are recorded for some batch sizes. A step uses the smallest graph that fits; padding rows have no context or KV
 slot (kernels/attention.py, kernels/pages.py). One copy moves a step's inputs to the memory that the recorded kernels
 read, another moves its tokens to the host. All graphs share input and working memory, since one is replayed at a time.
 
@@ -60,7 +60,7 @@ class GraphRecorder:
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         side = self._side
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # this first call compiles kernels and sets up libraries
+        with torch.cuda.stream(side):  # the first call, before recording, compiles kernels and sets up libraries
             compute()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
@@ -166,7 +166,7 @@ class RecordedSteps:
     def _record(self, recorder: Recorder, rows: int, most: GraphSizes) -> RecordedStep:
         memory, columns = self._memory, rows * most.columns
         views = memory.views(rows, columns)
-        # Contexts share the pool, so the more rows there are, the shorter their contexts are.
+        # All contexts share the pool: with more rows, each context is shorter.
         usual_tokens = min(most.columns, max(1, self._kv.blocks // len(views.groups) // rows)) * self._kv.block_tokens
         own = (views.context_tokens, usual_tokens, self._arrivals)
         groups = tuple(
@@ -191,7 +191,7 @@ class RecordedSteps:
 class _StepViews(NamedTuple):
     """Inputs of a step of one size, in the device memory that its graph reads; int64, except for `draws`."""
 
-    tokens: torch.Tensor  # tokens sampled by the previous step, followed by those of the rows
+    tokens: torch.Tensor  # tokens that the previous step sampled, then the input tokens of this step's rows
     sources: torch.Tensor  # [rows], indexes into `tokens`
     positions: torch.Tensor  # [rows]
     context_tokens: torch.Tensor  # [rows]
@@ -233,7 +233,7 @@ class _StepMemory:
         self._whole[self._begin : self._begin + len(numbers)].copy_(numbers, non_blocking=True)
 
     def keep(self, tokens: torch.Tensor) -> None:
-        """Copy the previous step's `tokens` to this memory, unless a replayed step sampled them there."""
+        """Copy the previous step's `tokens` to this memory, if they are not already there from a replayed step."""
         if tokens is not self._latest:
             kept = tokens[: self._drawn]  # `find` rejects steps that continue later rows
             self.sampled(len(kept)).token_ids.copy_(kept)
@@ -292,12 +292,12 @@ def _columns(
 
 
 def _room(rows: int, columns: int, groups: int) -> list[array]:  # type: ignore[type-arg]
-    """Return the input columns of the largest step; only their lengths are meaningful."""
+    """Return placeholder input columns with the lengths of the largest step's columns."""
     return [*_columns((), rows, 0, 1, False, groups)[:-1], array("q", bytes(8 * columns * groups))]
 
 
 def why_not_recorded(model: Model) -> str | None:
-    """Return why the model's decode steps cannot be recorded, such as a wait for the host; None if they can."""
+    """Return the reason why decode steps cannot be recorded, such as a wait for the host; None if they can."""
     if not model.config.makes_answers:
         return f"{model.config.family} computes vectors, not answers"
     if isinstance(model, ParallelModel):

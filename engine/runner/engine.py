@@ -12,13 +12,13 @@ from baton.engine.runner.step_records import DoneStep
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import SchedulerOutcome
 
-DECAY = 1.001  # factor by which the best time grows per step, since contexts grow
-EWMA_WEIGHT = 0.05  # weight of the newest step in the mean: about the last 20 count
+DECAY = 1.001  # growth factor of the best time per step, since contexts grow
+EWMA_WEIGHT = 0.05  # weight of the newest step in the mean, which covers about 20 steps
 MIN_STEPS = 16  # measured steps before a ratio is reported
 
 
 class SlowDown:
-    """Ratio of decode step times to the best ones, which are assumed to be those without other work on the device.
+    """Ratio of decode step times to the best times, assumed to be those without other work on the device.
 
     Each step is compared with steps that had a similar number of rows.
     """

@@ -1,4 +1,4 @@
-"""Step that the device may still be computing. The next step reads its tokens there, without waiting."""
+"""Step that the device may still be computing. The next step reads the sampled tokens on the device."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ def finite_rows(rows: torch.Tensor) -> list[bool]:
 
 
 def finite_marks(rows: torch.Tensor) -> torch.Tensor:
-    """Return which rows are finite, bool `[rows]`. Summing `x - x`, 0 or NaN, is several times faster than isfinite."""
+    """Return which rows are finite, bool `[rows]`. The sum of `x - x` (0 or NaN) is much faster than isfinite."""
     return (rows - rows).sum(-1) == 0
 
 
@@ -51,8 +51,8 @@ def launched_with(results: tuple[ChunkResult, ...], device: torch.device | None 
 def launched_moves(device: torch.device) -> Launched:
     """Return a launched step that only moves blocks on the current stream.
 
-    The step counts as finished only after its moves: the blocks may then be reused, and transfers that read or write
-    them on other streams do not wait for this stream.
+    The step is finished when its moves are: afterwards the blocks may be reused, and transfers on other streams may
+    read or write them without waiting for this stream.
     """
     done = torch.cuda.Event() if device.type == "cuda" else None
     if done is not None:
@@ -67,7 +67,7 @@ def _when(done: torch.cuda.Event | None) -> tuple[ChunkResult, ...]:
 
 
 def draws_on_device(chunks: Sequence[Chunk]) -> bool:
-    """Return whether every sample needs only its logits, a random number, temperature, top-k and top-p."""
+    """Return whether the device can draw every sample: from logits, random number, temperature, top-k and top-p."""
     return all(
         chunk.scored is None
         and chunk.pooled is None
@@ -120,12 +120,12 @@ class DrawNumbers:
 
 
 class _Wanted:
-    """Samples that the chunks of a step want, as columns to copy to a device."""
+    """Requested samples of a step's chunks, as columns to copy to a device."""
 
     def __init__(self, chunks: Sequence[Chunk], chunk_rows: Sequence[slice]) -> None:
         self.counts = [len(chunk.samples) for chunk in chunks]
         rows, firsts, draws = array("q"), array("q"), DrawNumbers()
-        owners = array("q", bytes(8 * max(place.stop for place in chunk_rows)))  # chunk of each row
+        owners = array("q", bytes(8 * max(place.stop for place in chunk_rows)))  # index of each row's chunk
         for index, (chunk, place) in enumerate(zip(chunks, chunk_rows, strict=True)):
             firsts.append(len(rows) if chunk.samples else 0)
             owners[place] = array("q", [index]) * (place.stop - place.start)

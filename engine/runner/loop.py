@@ -45,10 +45,10 @@ class EngineLoad:
     """Snapshot of the engine between two steps."""
 
     pages: BlockCounts
-    held_by_sequences: int  # blocks of running sequences
-    held_by_transfers: int  # blocks held only by transfers
+    held_by_sequences: int  # number of blocks that running sequences use
+    held_by_transfers: int  # number of blocks that only transfers use
     running_sequences: int
-    waiting_sequences: int  # prompts to compute and preempted sequences
+    waiting_sequences: int  # number of prompts to compute and of preempted sequences
     pending_tokens: int  # tokens to compute before the next token is sampled
     unfilled_slots: int  # token slots without KV in blocks of running sequences
     cache_query_tokens: int  # tokens looked up in the prefix cache since the start
@@ -125,7 +125,7 @@ class EngineLoop:
             self.held = self._hand_over.take(max(0.0, now - record.ended), now)
             try:
                 on_outcomes(outcomes, record)
-            except Exception as fault:  # nobody awaits this callback, so any fault ends the worker
+            except Exception as fault:  # no caller would see the exception, so it stops the worker
                 logger.exception("step outcomes could not be applied; stopping the worker")
                 on_fault(fault)
 
@@ -142,8 +142,9 @@ class EngineLoop:
 
     @property
     def since_hand_over(self) -> LoopDelay:
-        """Time for which this process was busy between the last two deliveries of outcomes, which may have delayed
-        sending the earlier outcomes.
+        """Busy time of this process between the last two deliveries of outcomes.
+
+        It may have delayed sending the first of these two deliveries.
         """
         return self._hand_over.since
 
@@ -171,7 +172,7 @@ class EngineLoop:
         return self._thread.call(self._scheduler.reserve, request, cache_root)
 
     def activate(self, request_id: int, first_tokens: Sequence[FirstToken]) -> Future[list[SchedulerOutcome]]:
-        """Start the choices of a request whose KV is received; they join the batch at the next step."""
+        """Start the choices of a request whose KV has arrived. The choices join the batch at the next step."""
         return self._thread.call(self._scheduler.activate, request_id, first_tokens)
 
     def abort(self, request_id: int, landed_blocks: int = 0) -> None:
@@ -221,7 +222,7 @@ class EngineLoop:
         self._thread.post(self._scheduler.pool.touch_columns, hashes)
 
     def watch(self, hashes: Sequence[bytes]) -> Future[Watch]:
-        """Watch cached blocks for a reader in another process, which learns later whether they were overwritten."""
+        """Watch cached blocks that another process reads, so that it can check later whether they were overwritten."""
         return self._thread.call(self._scheduler.pool.watch, hashes)
 
     def watch_each(self, hashes: Sequence[bytes]) -> Future[list[Watch]]:
@@ -232,7 +233,7 @@ class EngineLoop:
         self._thread.post(self._scheduler.pool.unwatch, watch)
 
     def distrust(self, blocks: Sequence[int]) -> None:
-        """Make blocks with possibly wrong KV unfindable: see `BlockPool.distrust`."""
+        """Exclude blocks with possibly wrong KV from cache lookups: see `BlockPool.distrust`."""
         self._thread.post(self._scheduler.pool.distrust, blocks)
 
     def between_steps(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":

@@ -1,4 +1,4 @@
-"""Choice of the attention kernel for prompt chunks on a GPU: ours, or a library's.
+"""Choice of the attention kernel for prompt chunks on a GPU: Baton's or a library's.
 
 The library is FlashInfer if installed, and otherwise PyTorch's attention over gathered keys and values. Both are timed
 at start for some shapes of the model, and the faster one is used.
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 CHUNK_TOKENS = (256, 1024, 4096)
 CONTEXT_TOKENS = (1024, 4096, 16384)
 """Context lengths to measure. The last one also bounds the memory for gathering: longer contexts use our kernel."""
-MIN_GAIN = 0.95  # the library must take less than this fraction of our kernel's time
+MIN_GAIN = 0.95  # a library is chosen if it needs less than this fraction of Baton's kernel's time
 BUDGET_S = 2.0
 ROUNDS = 5
 
@@ -54,7 +54,7 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrefillChoice:
-    """Chunk shapes that a library computes faster than our kernel. `planner`: FlashInfer's; None: use PyTorch."""
+    """Chunk shapes that a library computes faster than Baton's kernel. `planner`: of FlashInfer; None: use PyTorch."""
 
     by_library: frozenset[ChunkShape] = frozenset()
     planner: FlashInferPrefill | None = None
@@ -62,8 +62,8 @@ class PrefillChoice:
     def takes(self, chunk: Chunk) -> bool:
         """Return whether the library computes this chunk.
 
-        It does if it was faster for the closest measured shape that has at most as many tokens and at least as long a
-        context.
+        The measured shape with the next smaller (or equal) number of tokens and the next longer (or equal) context
+        decides.
         """
         tokens = max((each for each in CHUNK_TOKENS if each <= len(chunk.token_ids)), default=None)
         context = min((each for each in CONTEXT_TOKENS if each >= chunk.end), default=None)
@@ -73,7 +73,7 @@ class PrefillChoice:
         """Add FlashInfer's plan to the batch of the next step."""
         if self.planner is None or batch.prefills is None:
             return batch
-        [only] = batch.groups  # with several groups no library is chosen
+        [only] = batch.groups  # a library is chosen only for a single layer group
         return replace(batch, groups=(replace(only, prefills=self.planner.plan(batch.prefills)),))
 
     def __str__(self) -> str:
@@ -95,16 +95,17 @@ def all_shapes() -> Iterator[ChunkShape]:
 
 
 def decide(times: Sequence[Timed]) -> frozenset[ChunkShape]:
-    """Return the shapes for which the library is faster; unmeasured shapes use our kernel."""
+    """Return the shapes for which the library is faster; unmeasured shapes use Baton's kernel."""
     return frozenset(each.shape for each in times if each.library_s < MIN_GAIN * each.ours_s)
 
 
 def library_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the bytes that a library's attention needs and our kernel does not: gathered keys and values, outputs, and
-    a workspace.
+    """Return the additional memory of a library's attention, in bytes, compared with Baton's kernel.
+
+    It stores gathered keys and values, outputs, and a workspace.
     """
     if config.value_prefix is not None:
-        return 0  # no library reads a pool whose values are prefixes of keys
+        return 0  # libraries cannot read a pool that stores values as prefixes of the keys
     kept = 2 * config.num_kv_heads * min(CONTEXT_TOKENS[-1], config.max_positions)
     attended = config.num_heads * min(CHUNK_TOKENS[-1], config.max_positions)
     return (kept + attended) * config.head_dim * dtype.itemsize + (WORKSPACE_BYTES if is_installed() else 0)

@@ -84,10 +84,10 @@ def warm_up_plans(block_tokens: int, longest: int, compiles: bool, groups: int =
         for end in {
             tokens,
             longest - longest % block_tokens,
-        }:  # shortest and longest context: attention splits the first into one part, the second into the most
+        }:  # attention splits the shortest context into one part, the longest into the maximum
             if tokens <= end <= longest:
                 yield Plan((_drawing_chunk(0, tokens, end, block_tokens, groups),))
-    for end in {2, longest - longest % block_tokens}:  # two answers, first alone, then with a prompt
+    for end in {2, longest - longest % block_tokens}:  # two decode rows, first without and then with a prompt chunk
         answers = tuple(_drawing_chunk(number, 1, end - number, block_tokens, groups) for number in range(2))
         yield Plan(answers)
         yield Plan((*answers, _drawing_chunk(2, 2, 2, block_tokens, groups)))
@@ -184,7 +184,7 @@ class Runner:
         self._threads = pytorch_alone if computes_natively else nullcontext
         # Kernels and events use the current device of the calling thread.
         self._on_device = partial(torch.cuda.device, model.device) if model.device.type == "cuda" else nullcontext
-        # Plans for other ranks have token values, which are unknown while the previous step runs: no launching ahead.
+        # Plans for other ranks need token values, which the previous step must sample first: no launching ahead.
         self.may_launch_ahead = model.device.type == "cuda" and other_ranks is None
         self._clock = StepClock(0.0)  # restarted by each step with structured output
 
@@ -192,14 +192,14 @@ class Runner:
     def launches_ahead(self) -> bool:
         """Return whether a step is launched before the previous one has finished.
 
-        With several weight sets it is not, since their tokens are in separate tensors.
+        With several weight sets the result is False, since their tokens are in separate tensors.
         """
         return self.may_launch_ahead and (self.weights is None or self.weights.is_one)
 
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
         """Compute a plan; return one result per chunk, in order. A chunk without samples has an empty result.
 
-        A chunk with any non-finite value is NonFinite, even if it samples nothing; the others are unaffected.
+        The result of a chunk with any non-finite value is NonFinite, even without samples. Other chunks are unaffected.
         """
         return self.launch(plan).results()
 
@@ -234,8 +234,8 @@ class Runner:
     def _begin(self, plan: Plan) -> float:
         """Move the plan's blocks on every rank. Returns the seconds it took.
 
-        Other ranks have finished their moves when the ranks' first sum completes. Without chunks there is no sum: wait
-        for their moves, since the blocks may be reused afterwards.
+        The first all-reduce of the layers completes only after the moves of all ranks. A plan without chunks has no
+        all-reduce: wait for the other ranks' moves here, since the blocks may be reused afterwards.
         """
         if self.other_ranks is not None:
             self.other_ranks.carry_out(plan)
@@ -251,10 +251,10 @@ class Runner:
         meanwhile = self._asks_for_masks(chunks)
         try:
             batch = self._batch(chunks, meanwhile)
-        except Exception:  # a fault of one request's tokens must not affect its neighbours
+        except Exception:  # invalid tokens of one request must not fail the other requests
             faults = {place: fault for place, chunk in enumerate(chunks) if (fault := self._fault(chunk)) is not None}
             if not faults or len(faults) == len(chunks) > 1 or self.other_ranks is not None:
-                raise  # not the fault of single requests, or other ranks already have the plan
+                raise  # no single request is at fault, or other ranks already have the plan
             return self._launch_others(chunks, faults, after)
         if batch.groups[0].prefills is not None:
             batch = self._prefill.planned(batch)
@@ -269,7 +269,7 @@ class Runner:
         device = self._model.device
         batch = make_batch(chunks, self._block_tokens, device, meanwhile, self._prefill.takes, self._groups)
         lowest, highest = (of(of(chunk.token_ids) for chunk in chunks) for of in (min, max))
-        if lowest < 0 or highest >= self._model.config.vocab_size:  # a GPU's context would not survive the index error
+        if lowest < 0 or highest >= self._model.config.vocab_size:  # an index error would destroy a CUDA context
             raise ValueError(
                 f"token ids must be from 0 to {self._model.config.vocab_size - 1}, but are from {lowest} to {highest}"
             )
@@ -287,7 +287,7 @@ class Runner:
     def _launch_others(
         self, chunks: tuple[Chunk, ...], faults: Mapping[int, NonFinite], after: Launched | None
     ) -> Launched:
-        """Compute the chunks without a fault; return the results of all. `faults`: failures by chunk index."""
+        """Compute the chunks without a fault; return the results of all chunks. `faults`: failures by chunk index."""
         good = tuple(chunk for place, chunk in enumerate(chunks) if place not in faults)
         results = iter(self._launch_computed(good, after).results() if good else ())
         return self._waited_for(
@@ -417,7 +417,7 @@ class Runner:
         return other
 
     def take(self, model: Model) -> None:
-        """Replace the model by one that nothing uses yet, and record graphs again; recording changes no block.
+        """Replace the model by an unused one, and record CUDA graphs again. Recording changes no block.
 
         All ranks must do so together.
         """
@@ -445,7 +445,10 @@ class Runner:
         chunks: tuple[Chunk, ...],
         logits: torch.Tensor | None,
     ) -> list[RowResult]:
-        """Return the results of the chunks with samples, in order; only their last rows go through the head."""
+        """Sample the chunks that have samples; return their results in order.
+
+        Logits are computed only for the last row of each of these chunks.
+        """
         rows = [Row(chunk.samples, chunk.end) for chunk in chunks if chunk.samples]
         if not rows:
             return []
@@ -455,7 +458,7 @@ class Runner:
         return sample_each(self._model.logits(chosen) if logits is None else chosen, rows, self._clock)
 
     def _result(self, chunk: Chunk, hidden: torch.Tensor, rows: slice, drawn: RowResult) -> ChunkResult:
-        """Return the result of one chunk. `rows`: its rows of `hidden`."""
+        """Return the result of one chunk. `rows`: the chunk's rows of `hidden`."""
         if isinstance(drawn, NonFinite):
             return drawn
         prompt = () if chunk.scored is None else prompt_scores(self._model.logits, hidden[rows], chunk.scored)
@@ -463,8 +466,8 @@ class Runner:
             return NonFinite()
         if chunk.pooled is not None:
             return self._pool(hidden[rows], chunk.pooled)
-        # Report prompt scores even if the mask is late: the later chunk that samples has only the newest token, not
-        # the scored ones.
+        # Report prompt scores even if the mask is late: the later chunk that samples consists of the newest token only,
+        # so it cannot score the prompt.
         return Computed(late=True, prompt=prompt) if drawn is None else Computed(drawn, prompt)
 
     def _pool(self, hidden: torch.Tensor, pooled: Pooled) -> ChunkResult:
@@ -472,7 +475,7 @@ class Runner:
         chosen = hidden[pooled.rows.start : pooled.rows.stop]
         if pooled.head_token_ids:
             logits = self._model.logits(chosen)
-            if max(pooled.head_token_ids) >= logits.shape[-1]:  # a classification head has few outputs, no vocabulary
+            if max(pooled.head_token_ids) >= logits.shape[-1]:  # a classification head has fewer outputs than tokens
                 return NonFinite(f"pooling.head_token_ids: the head has {logits.shape[-1]} outputs")
             made = logits[:, list(pooled.head_token_ids)]
         else:
@@ -485,7 +488,7 @@ def _nothing() -> None:
 
 
 def _fill_in(batch: Batch, chunks: tuple[Chunk, ...], after: Launched) -> None:
-    """Copy the previous step's sampled tokens into the batch, for the chunks that follow them."""
+    """Copy sampled tokens of the previous step into `batch`, as input of the chunks that continue their sequences."""
     places = [chunk.follows for chunk in chunks if chunk.follows is not None]
     if not places:
         return
@@ -495,7 +498,10 @@ def _fill_in(batch: Batch, chunks: tuple[Chunk, ...], after: Launched) -> None:
 
 
 def _non_finite_chunks(hidden: torch.Tensor, chunk_rows: Sequence[slice]) -> set[int]:
-    """Return the indexes of chunks with a non-finite row after the last layer; non-finite KV always causes one."""
+    """Return the indexes of chunks with a non-finite row in `hidden`, the output of the last layer.
+
+    Non-finite KV always causes such a row.
+    """
     if math.isfinite(hidden.sum()):
         return set()
     finite = finite_rows(hidden)

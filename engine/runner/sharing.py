@@ -1,25 +1,28 @@
 """Limits on prefill work on a GPU that decode workers also use.
 
-Two processes take turns on a GPU: a decode step waits while prefill kernels run. Smaller chunks leave more gaps between
-them; if that is not enough, prefill pauses after each chunk.
+Two processes take turns on a GPU: a decode step waits while prefill kernels run. Smaller prefill
+chunks leave more gaps for decode steps. If these gaps are not enough, prefill pauses after each chunk.
 """
 
 import time
 from collections.abc import Callable
 
-MIN_TOKENS = 256  # smallest chunk; below it, reading the weights takes most of the time
+MIN_TOKENS = 256  # minimum chunk size; for smaller chunks, reading the weights takes most of the time
 MAX_REST = 1.0  # longest pause after a chunk, as a multiple of the chunk's time
 REST_STEP = 0.25
 GROWTH = 1.25
-COMFORT_SHARE = 0.9  # slow-down below which prefill may grow, as a fraction of the target
+COMFORT_SHARE = 0.9  # slow-down of decode steps below which prefill work may grow, as a fraction of the target
 SILENCE_S = 2.0  # time without a report after which decode workers are assumed not to use the GPU
 
 
 class DeviceShare:
-    """Chunk size and pause that keep decode steps at about `target` times their undisturbed time."""
+    """Chunk size and pause of prefill that limit the slow-down of decode steps to about `target`.
+
+    The slow-down is the time of a decode step divided by its time without prefill.
+    """
 
     def __init__(self, most_tokens: int, target: float) -> None:
-        """Start without limits. `most_tokens`: maximum chunk size. `target`: see the class; at least 1."""
+        """Start without limits. `most_tokens`: maximum chunk size. `target`: target slow-down, at least 1."""
         if target < 1.0:
             raise ValueError(f"target: {target} is below 1; a decode step cannot be faster than without prefill")
         self._most_tokens = most_tokens
@@ -57,11 +60,11 @@ class DeviceShare:
             self._tokens, self._rest, self._heard_at = self._most_tokens, 0.0, None
 
 
-MAX_REST_S = 0.05  # longest pause; meanwhile no cancellation or new prompt is handled
+MAX_REST_S = 0.05  # longest pause, in which no cancellation or new prompt is handled
 
 
 class PrefillThrottle:
-    """Pauses between prefill steps. Each begins once the previous step's results are delivered."""
+    """Pauses between prefill steps. A pause begins when the results of the previous step are delivered."""
 
     def __init__(
         self,

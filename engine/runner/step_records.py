@@ -12,8 +12,8 @@ from baton.engine.scheduler.batch import RunningBatch
 from baton.engine.scheduler.speculation import Speculation, StepPrices
 
 KEPT_STEPS = 4096
-CONTENTION_S = 0.001  # wait of the event loop for a core that counts as contention: other threads may have waited too
-CONTENDED_STEPS = 32  # steps after contention for which the waits of other threads count too
+CONTENTION_S = 0.001  # from this wait of the event loop for a core, contention with other threads is assumed
+CONTENDED_STEPS = 32  # number of steps after contention in which waits of other threads are counted too
 
 
 class StepTimeBreakdown(NamedTuple):
@@ -77,7 +77,7 @@ class StepRecord(StepTiming):
     drafts: tuple[DraftPart, ...] = ()
     prices: StepPrices = NO_PRICES  # expected times; zero if the step has no drafts
     moved_blocks: int = 0  # number of blocks copied or swapped
-    late: tuple[ChoiceKey, ...] = ()  # choices whose mask was not ready, so nothing was sampled
+    late: tuple[ChoiceKey, ...] = ()  # choices without a sampled token, since their mask was not ready
     preempted: tuple[ChoiceKey, ...] = ()  # preempted choices that were waiting for blocks
     held_blocks: int = 0  # blocks in use in the pool after the step
     waiting: int = 0  # number of sequences waiting for blocks after the step
@@ -121,7 +121,7 @@ class StepHistory:
 
 
 class DoneStep(NamedTuple):
-    """Finished step, with times for which the host did nothing but wait or move blocks."""
+    """Finished step, with the seconds that the host spent on moving blocks and on waiting."""
 
     plan: Plan
     results: Sequence[ChunkResult]
@@ -210,7 +210,7 @@ def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes)
 
 
 class LoopDelay(NamedTuple):
-    """Seconds for which the event loop's process was busy with other work than sending the delivered outcomes."""
+    """Delay of the event loop by work other than sending the delivered outcomes, in seconds by cause."""
 
     running_s: float = 0.0  # time of the event loop's thread on a core
     collecting_s: float = 0.0
@@ -224,7 +224,7 @@ class HandOver:
     """
 
     def __init__(self, meter: Meter, others_share: Callable[[], float]) -> None:
-        """Start the measurement. `others_share`: fraction of recent time that this process's threads awaited cores."""
+        """Start the measurement. `others_share`: returns the fraction of recent time that threads waited for cores."""
         self._meter = meter
         self._before = meter.read()
         self._others_share = others_share
@@ -237,9 +237,9 @@ class HandOver:
         self._meter.close()
 
     def take(self, held_s: float, now_s: float) -> StepTimeBreakdown:
-        """Return the breakdown of the `held_s` seconds since the step's end: how long the loop's thread ran and waited.
+        """Return the breakdown of the `held_s` seconds between a step's end and now, when its outcomes are delivered.
 
-        If another step was delivered since then, the time before that delivery counts as running.
+        If another delivery was made in these seconds, the time before it counts as running.
         """
         now, before = self._meter.read(), self._before
         self._before = now

@@ -1,7 +1,7 @@
-"""Thread that owns an engine: scheduler, blocks and model are used here and nowhere else.
+"""Thread that owns an engine: no other thread uses its scheduler, blocks and model.
 
-Between two steps it executes queued calls in order; after a step it passes the outcomes to `on_step`. Callers are on an
-event loop; this file knows only futures and a callback.
+Between two steps the thread executes queued calls in order. After a step it passes the outcomes to `on_step`. Callers
+run on an event loop, but this file depends only on futures and a callback.
 """
 
 import logging
@@ -34,7 +34,7 @@ class Steps(Protocol[Computed]):
 class EngineCall:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    future: "Future[Any] | None"  # None if no caller waits; then the function must not fail
+    future: "Future[Any] | None"  # None: no caller waits, and the function must not raise
 
 
 class EngineStopped(RuntimeError):
@@ -45,8 +45,8 @@ class EngineThread(Generic[Outcome, Observation]):
     """Runs an engine on its own thread.
 
     `on_step` is called on that thread after every computed step, and must only pass on its arguments. `on_fault` is
-    called once if a step or a posted call raises: the process cannot continue. `observe` creates, on the
-    thread, a snapshot that other threads may read at any time as `observed`.
+    called once if a step or a posted call raises: the process cannot continue. `observe` is called
+    on the thread and creates a snapshot, which other threads may read at any time as `observed`.
     """
 
     def __init__(
@@ -58,7 +58,10 @@ class EngineThread(Generic[Outcome, Observation]):
         prepare: Callable[[], None] = lambda: None,
         on_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
-        """Create the thread without starting it. `on_busy` is called on the thread when work starts or runs out."""
+        """Create the thread without starting it.
+
+        `on_busy` is called on the thread, with True when work starts and with False when none is left.
+        """
         self._engine = engine
         self._on_busy = on_busy
         self._on_step = on_step
@@ -122,7 +125,7 @@ class EngineThread(Generic[Outcome, Observation]):
                     self._on_busy(False)
                 self.observed = self._observe()
                 self.turns += 1
-        except BaseException as fault:  # edge of the thread: any fault, including panics of Rust, ends the worker
+        except BaseException as fault:  # any fault, including a panic of Rust code, must stop the worker
             logger.exception("engine failed; stopping the worker")
             self._on_fault(fault)
         finally:
@@ -130,7 +133,7 @@ class EngineThread(Generic[Outcome, Observation]):
             self._refuse_calls()
 
     def _carry_out_calls(self, wait: bool) -> bool:
-        """Execute the queued calls. `wait`: wait for the first one. Returns False if the thread must stop."""
+        """Execute the queued calls. `wait`: whether to wait for a first call. Returns False if the thread must stop."""
         while True:
             try:
                 call = self._next_call(wait)
@@ -145,7 +148,7 @@ class EngineThread(Generic[Outcome, Observation]):
                 self._carry_out(call, call.future)
 
     def _next_call(self, wait: bool) -> EngineCall | None:
-        """Return the next queued call, or None to stop. Raises: queue.Empty if there is none."""
+        """Return the next queued call, or None if the thread must stop. Raises: queue.Empty if no call is queued."""
         if not wait:
             return self._calls.get_nowait()
         began = time.monotonic()

@@ -49,8 +49,9 @@ class ThreadMeter:
             self._queue_beside.close()
 
     def _on_collection(self, phase: Literal["start", "stop"], _: dict[str, Any]) -> None:
-        """Add up the times of garbage collections. They never overlap, although other threads may run during one: an
-        object's finalizer may release the interpreter's lock.
+        """Add up the times of garbage collections, which never overlap.
+
+        Other threads may run during a collection, since an object's finalizer may release the interpreter's lock.
         """
         now, thread = time.perf_counter(), threading.get_ident()
         under_way, self._under_way = self._under_way, _Collection(thread, now) if phase == "start" else None

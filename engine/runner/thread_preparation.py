@@ -1,4 +1,4 @@
-"""First work of an engine's thread: cores, priority, CUDA stream, and warming up the model."""
+"""Preparation of an engine's thread: cores, priority, CUDA stream, and warm-up of the model."""
 
 import mmap
 import os
@@ -17,10 +17,10 @@ from baton.kernels.native.library import native_library
 
 
 class CoreUse:
-    """Byte that tells whether this process computes on its cores, in a file that other workers of the machine map.
+    """Byte in a mapped file that tells other workers of the machine whether this process computes on its cores.
 
-    A worker writes only its own byte. A worker that reads another's byte may use the other's cores while they are
-    idle, at the lowest priority (kernels/native/threads.cpp). The mapping is freed with the object.
+    Every worker writes only its own byte. While a worker's byte is 0, another worker may use the idle cores at the
+    lowest priority (kernels/native/threads.cpp). The mapping is freed with the object.
     """
 
     def __init__(self, file: Path) -> None:
@@ -34,14 +34,14 @@ class CoreUse:
 
 @dataclass(frozen=True, slots=True)
 class SpareCores:
-    """Cores of another process that this one uses while they are idle. `in_use`: the other's CoreUse byte, `[1]`."""
+    """Cores of another process that this process uses while they are idle. `in_use`: their owner's CoreUse byte."""
 
     cores: frozenset[int]
     in_use: npt.NDArray[np.uint8]
 
     @classmethod
     def of(cls, cores: frozenset[int], file: Path) -> "SpareCores":
-        """Map the other process's byte, creating the file if needed. Raises: OSError."""
+        """Map the CoreUse byte of the cores' owner, creating its file if needed. Raises: OSError."""
         return cls(cores, np.frombuffer(_mapped(file, mmap.ACCESS_READ), np.uint8))
 
 
@@ -56,7 +56,7 @@ def _mapped(file: Path, access: int) -> mmap.mmap:
         os.close(descriptor)
 
 
-AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")  # whether the kernel schedules by session
+AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")  # 1 if every session is a scheduling group
 OWN_CONTROL_GROUPS = Path("/proc/self/cgroup")
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
@@ -64,16 +64,17 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 def count_as_idle() -> None:
     """Let the scheduler treat the calling thread's core as idle (Linux).
 
-    Waking threads are then placed on this core, and not on one where a decode worker computes. SCHED_IDLE gives a
-    thread almost no weight within its group, and an unprivileged thread cannot leave it. So it is set only
-    if this process's session is a scheduling group, which keeps its share of the CPU. Later threads inherit it.
+    The scheduler then places waking threads on this core rather than on a core where a decode worker computes.
+    SCHED_IDLE gives a thread almost no weight within its scheduling group, and an unprivileged thread cannot leave
+    that policy. So SCHED_IDLE is set only if this process's session is a scheduling group: the group keeps its weight.
+    Threads that are started later inherit the policy.
     """
     if os.getsid(0) == os.getpid() and _are_sessions_groups():
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _are_sessions_groups() -> bool:
-    """Return whether the kernel schedules by session and no control group replaces the session."""
+    """Return whether the scheduling groups of the kernel are sessions, not control groups."""
     try:
         return AUTOGROUPS.read_text().strip() == "1" and not _is_controlled(OWN_CONTROL_GROUPS.read_text())
     except OSError:
@@ -81,10 +82,11 @@ def _are_sessions_groups() -> bool:
 
 
 def _is_controlled(own_groups: str) -> bool:
-    """Return whether a control group limits the process. `own_groups`: lines of hierarchy, controllers and path.
+    """Return whether a control group limits the process. `own_groups`: lines `hierarchy:controllers:path`.
 
-    The path `/` may be the root of a container only. Files show the difference: only groups below the true root have
-    `cpu.weight` (version 2), only the true root has `release_agent` (version 1). Version 2 lists no controllers.
+    The path `/` may be the root of a container instead of the machine's root. In version 1, only the machine's root
+    has the file `release_agent`. In version 2, only groups below the machine's root have the file `cpu.weight`, and
+    the lines name no controllers.
     """
     for line in own_groups.splitlines():
         _, controllers, name = line.split(":", 2)
@@ -107,11 +109,12 @@ def thread_preparation(
     spare: SpareCores | None = None,
     then: Callable[[], None] = lambda: None,
 ) -> Callable[[], None]:
-    """Return the first work of the engine's thread: pin it to its cores, set its thread count, warm up the model.
+    """Return the function that pins the engine's thread to cores, sets its thread count and warms up the model.
 
     `cores`: cores of all ranks; the thread uses the first rank's. `nice`: niceness of the thread and of those that it
-    starts. `priority`: priority of its CUDA stream; lower numbers run first. `warm`: the model is already warm, and
-    blocks may have owners. `spare`: see SpareCores. `then`: last function to call before the first step.
+    starts. `priority`: priority of its CUDA stream; lower numbers run first. `warm`: skip the warm-up, since
+    the model is already warm and blocks may be in use. `spare`: see SpareCores.
+    `then`: last function to call before the first step.
     """
     first = Shard(0, 1 if runner.other_ranks is None else runner.other_ranks.degree)
     dealt = None if cores is None else tuple(sorted(cores))
@@ -134,6 +137,6 @@ def thread_preparation(
             runner.warm_up()
         then()
         if nice:
-            count_as_idle()  # called last: helper threads must inherit only the niceness
+            count_as_idle()  # called last, so that helper threads inherit the niceness, but not SCHED_IDLE
 
     return prepare

@@ -57,7 +57,7 @@ class MaskBuffer:
         self.size_bytes = -(-vocab_size // 32) * 4
         self.allowed: Allowed = torch.zeros(self.size_bytes, dtype=torch.uint8)
         self.address = self.allowed.data_ptr()
-        self.words: Words = self.allowed.numpy().view(numpy.uint32)  # the memory of `allowed`
+        self.words: Words = self.allowed.numpy().view(numpy.uint32)  # view of `allowed` as 32-bit words
 
 
 class Grammar:
@@ -92,9 +92,9 @@ class Grammar:
         return room.allowed
 
     def allow(self, matcher: "LLMatcher", ends: Words, room: MaskBuffer) -> list[int]:
-        """Write the mask of the next token to `room`: tokens that continue the answer and, if it is complete, `ends`.
+        """Write the mask of the next token to `room`: continuations and, if the answer is complete, `ends`.
 
-        If only one token is allowed, return it and all tokens that must follow it; otherwise none. Raises:
+        Return the tokens that must come next if only one token is allowed, otherwise an empty list. Raises:
         GrammarFailed.
         """
         self._fill(matcher, room)
@@ -137,8 +137,8 @@ class AllowedDrafts(NamedTuple):
 class GrammarState:
     """Grammar state of one choice: its matcher, and the masks requested since the answer last grew.
 
-    The matcher has consumed the answer and perhaps drafts assumed to follow it, which are rolled back when another
-    token comes. Later masks reuse the memory of earlier ones.
+    The matcher has consumed the answer and perhaps drafts after it. It rolls drafts back if the answer continues with
+    another token. Later masks reuse the memory of earlier masks.
     """
 
     __slots__ = ("_ahead", "_answer", "_ends", "_forced", "_grammar", "_lock", "_masks", "_matcher", "_rooms", "_taken")
@@ -170,7 +170,7 @@ class GrammarState:
         asked = self._masks.get(len(drafted))
         if asked is not None and asked[0] == drafted:
             if not asked[1].is_ready:
-                threads.submit(Mask.of(self._room(0).allowed))  # wakes a thread, in case a slow mask is ahead
+                threads.submit(Mask.of(self._room(0).allowed))  # wakes another thread if a slow mask blocks one
             return asked[1]
         mask = Mask(partial(self._make, len(self._answer), self._room(len(drafted))), drafted)
         self._masks[len(drafted)] = drafted, mask
@@ -180,8 +180,8 @@ class GrammarState:
     def vet(self, drafted: Sequence[int], most: int) -> AllowedDrafts:
         """Return the prefix of `drafted` that the grammar allows.
 
-        If `drafted` does not begin with the tokens that the grammar forces, return those instead, at most `most`. Does
-        not wait: returns no tokens while a mask is being computed.
+        If `drafted` does not begin with the tokens that the grammar forces, return the forced tokens instead, at most
+        `most`. Does not wait: returns no tokens while a mask is being computed.
         """
         if any(not mask.is_ready for _, mask in self._masks.values()) or not self._lock.acquire(blocking=False):
             return AllowedDrafts()
@@ -193,7 +193,7 @@ class GrammarState:
                     return AllowedDrafts(bound, len(bound))
                 return AllowedDrafts(drafted[: takeable_tokens(matcher, drafted)], len(bound))
         except GrammarFailed:
-            return AllowedDrafts()  # if the answer fails even without drafts, its mask reports it
+            return AllowedDrafts()  # if the answer itself fails, and not only a draft, its mask reports it
         finally:
             self._lock.release()
 
@@ -215,7 +215,7 @@ class GrammarState:
         return room.allowed
 
     def _stand(self, answer_tokens: int, drafted: Sequence[int]) -> "LLMatcher":
-        """Move the matcher behind the answer's first `answer_tokens` tokens and `drafted`. Raises: GrammarFailed."""
+        """Return the matcher behind the first `answer_tokens` answer tokens and `drafted`. Raises: GrammarFailed."""
         matcher = self._matcher = self._matcher or self._grammar.matcher()
         wanted = [*self._answer[self._taken : answer_tokens], *drafted]
         alike = 0
@@ -232,7 +232,7 @@ class GrammarState:
 
     @contextlib.contextmanager
     def _renewed_on_failure(self) -> Iterator[None]:
-        """Drop a matcher that fails, perhaps on a draft, since it would stay failed; the next use creates a new one."""
+        """Drop the matcher on GrammarFailed, since it would stay failed. The next use creates a new matcher."""
         try:
             yield
         except GrammarFailed:
@@ -254,8 +254,8 @@ class Constraint:
     def mask(self, choice: int, history: Sequence[int], prompt_tokens: int, drafted_tokens: int = 0) -> Mask:
         """Request the mask of the token after `history`, which consists of prompt, answer so far, and drafts.
 
-        Returns immediately; later calls return the same mask. Its result raises GrammarFailed if no continuation of
-        bounded length exists.
+        Returns immediately; repeated calls return the same mask. `Mask.result` raises GrammarFailed if no continuation
+        of bounded length exists.
         """
         answer_end = len(history) - drafted_tokens
         if answer_end == prompt_tokens:
@@ -280,7 +280,7 @@ class Constraint:
 
 @dataclass(slots=True)
 class StepClock:
-    """Start of a step, in monotonic seconds, and the seconds it has spent waiting for masks."""
+    """Start of a step, in monotonic seconds, and the seconds that the step has waited for masks."""
 
     began_s: float
     masks_s: float = 0.0
@@ -289,8 +289,8 @@ class StepClock:
 def wait_for(masks: Sequence[Mask], clock: StepClock, has_neighbours: bool, of_drafts: Sequence[Mask] = ()) -> None:
     """Wait briefly for late masks; if the step has nothing else to sample, wait until one is ready.
 
-    Rows whose mask stays late do not delay the others: they are sampled in a later step. `of_drafts`: masks of drafted
-    rows, which may turn out unused.
+    Rows whose mask stays late are sampled in a later step. `has_neighbours`: whether the step has rows without masks.
+    `of_drafts`: masks of drafted rows, which get only the brief wait, since they may turn out unused.
     """
     late = [mask for mask in (*masks, *of_drafts) if not mask.is_ready]
     if not late:
@@ -322,7 +322,7 @@ class Grammars:
         self.compiled = 0  # number of compilations since the start
 
     def prepare(self) -> None:
-        """Read the tokenizer now. It takes 1 s for 128 000 tokens, in which no other Python thread runs.
+        """Read the tokenizer now. This blocks all other Python threads, for 1 s with a vocabulary of 128 000 tokens.
 
         On failure, requests for structured output fail with the reason.
         """
@@ -337,7 +337,7 @@ class Grammars:
             raise FormRefused("is too ambiguous, or cannot be completed") from error
 
     def token_ids(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text, which may contain special tokens; none are added. Raises: FormRefused."""
+        """Tokenize a text, which may contain special tokens, without adding any. Raises: FormRefused."""
         with self._lock:
             if self._tokenizer is None:
                 from tokenizers import Tokenizer  # slow to import, and rarely needed

@@ -1,7 +1,8 @@
 """Changes of logits that requests ask for, and filters of the tokens that may be sampled.
 
-Changes are bias, penalties and bans; rows without any are not touched. Filters are temperature, top-k, top-p, min-p and
-typical-p, for a batch in float64. Sums are in order of token id or of likelihood, so that padding changes no result.
+Changes are bias, penalties and bans; rows without changes are not touched. Filters are temperature, top-k, top-p,
+min-p and typical-p, computed for a batch in float64. They sum in order of token id or of likelihood, so that padding
+changes no result.
 The order and meaning of changes and filters are those of transformers.
 """
 
@@ -115,8 +116,8 @@ def _ban(logits: torch.Tensor, samples: Sequence[Sample]) -> None:
 def banned_tokens(sample: Sample) -> Iterator[int]:
     """Yield tokens that would end the answer too early or complete a bad word.
 
-    As in transformers, a bad word may begin in the prompt. A bad word that is a single stop token is ignored, since the
-    answer could not end.
+    As in transformers, a bad word may begin in the prompt. A bad word that is a single stop token is ignored, since
+    otherwise the answer could not end.
     """
     params = sample.params
     if len(sample.history) - sample.prompt_tokens < params.min_tokens:
@@ -180,7 +181,7 @@ def _kth(descending: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
 
 
 class Candidates(NamedTuple):
-    """Tokens of each row by ascending id. All that pass the filters are included; any others have the weight 0."""
+    """Tokens of each row by ascending id. All that pass the filters are included; tokens that fail have weight 0."""
 
     token_ids: torch.Tensor  # int64 [rows, width]
     cumulative: torch.Tensor  # float64 [rows, width], running sum of unnormalised weights
@@ -199,7 +200,7 @@ def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Candidat
         token_ids = torch.arange(vocab_size, device=logits.device).expand(len(params), vocab_size)
         kept_logits = _top_k(logits, params)
     scaled = kept_logits.double()  # copy, changed in place below
-    scaled -= scaled.amax(-1, keepdim=True)  # at most 0, so that no temperature overflows
+    scaled -= scaled.amax(-1, keepdim=True)  # values of at most 0, so that exp does not overflow at any temperature
     scaled /= _column(scaled, [each.temperature for each in params])
     _filter(scaled, [each.top_p for each in params], 1.0, _nucleus)
     _filter(scaled, [each.min_p for each in params], 0.0, lambda chosen, least: chosen >= least.log())
@@ -208,7 +209,7 @@ def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Candidat
 
 
 def pick(candidates: Candidates, numbers: torch.Tensor) -> torch.Tensor:
-    """Return the candidates whose cumulative weight intervals contain `numbers`, float64 `[rows, draws]` in [0, 1)."""
+    """Sample candidates by weight. `numbers`: random numbers in [0, 1), float64 `[rows, draws]`."""
     targets = numbers * candidates.cumulative[:, -1:]  # below the total weight, even for 1 - 2**-53
     places = torch.searchsorted(candidates.cumulative, targets, right=True)
     return candidates.token_ids.gather(-1, places)

@@ -68,7 +68,7 @@ def _raised(failure: Exception) -> Allowed:
 def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[Mask]:
     """Wait until all masks are ready or, with `first`, until one is. Returns the masks that are not ready.
 
-    Masks are mostly computed in order, so a caller that waits for all of them waits for the last and is woken once.
+    To wait for all masks, wait for the last one: masks are mostly computed in order, so one wake-up is enough.
     """
     until_s = time.monotonic() + timeout_s
     news: SimpleQueue[None] = SimpleQueue()
@@ -89,11 +89,11 @@ def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[M
 class MaskThreads:
     """Threads that compute masks, if possible on other cores than those of the thread that requests the first mask.
 
-    They start with this object and inherit the priority of its creator. If an engine's thread started them later, they
-    might inherit an idle priority, which they could not leave. They sleep until the first mask is requested.
+    The threads start with this object and inherit the priority of its creator. Threads that an engine's thread started
+    later might inherit an idle priority, which they could not leave. All sleep until the first mask is requested.
 
     Masks start in order of arrival. Submitting a mask wakes a sleeping thread unless one is already waking up. So the
-    masks of a step, submitted together, wake one thread; masks behind a slow one start when another mask is submitted.
+    masks of a step, submitted together, wake one thread. If a slow mask delays them, the next submission wakes another.
     """
 
     def __init__(self, count: int) -> None:
@@ -126,7 +126,7 @@ def _work(masks: SimpleQueue[Mask | None], engines: Set[int]) -> None:
 
 
 def _end(masks: SimpleQueue[Mask | None], threads: Sequence[threading.Thread]) -> None:
-    """Drop queued masks, and wait for the threads: an exit while a thread is in the library crashes the process."""
+    """Drop queued masks and stop the threads: an exit while one of them runs the library's code would crash."""
     with contextlib.suppress(Empty):
         while True:
             masks.get_nowait()

@@ -17,8 +17,8 @@ NARROW_TOP_K = 1024  # up to this top-k, later filters process only the top k to
 def candidates_per_beam(width: int, stop_token_ids: frozenset[int]) -> int:
     """Return the number of most likely tokens that a step of a beam search needs per beam.
 
-    They include the `width` best continuations of all beams and the `width` best that do not end, even if all stop
-    tokens are among the most likely.
+    These tokens include the `width` best continuations of all beams. They also include the `width` best continuations
+    that do not end, even if all stop tokens are among the most likely.
     """
     return width + len(stop_token_ids)
 
@@ -41,15 +41,15 @@ class SamplingParams(SamplingNumbers):
     seed: int = 0  # seed of the random numbers, 64 bits
     stop_token_ids: frozenset[int] = frozenset()
     n: int = 1
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # by token id: addend of its logit
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # by token id: value added to its logit
     allowed_token_ids: frozenset[int] | None = None  # None allows all
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that are never completed
     logprobs: int = 0  # number of most likely tokens reported with each answer token
-    prompt_logprobs: int | None = None  # most likely tokens reported per prompt token; 0 scores only the prompt
+    prompt_logprobs: int | None = None  # most likely tokens reported per prompt token; None: no prompt scores
     beam: BeamParams | None = None  # None: choices are sampled independently
     constraint: "Constraint | None" = field(default=None, compare=False)  # structured output of this request
     most_drafted: int | None = None  # maximum drafted tokens per step; None: the engine's limit
-    adjusts_logits: bool = field(init=False, repr=False, compare=False)  # whether logits change, apart from a grammar
+    adjusts_logits: bool = field(init=False, repr=False, compare=False)  # whether bias, penalties or bans apply
     needs_history: bool = field(init=False, repr=False, compare=False)  # whether `Sample.history` must be set
     # The following fields are read in every step.
     greedy: bool = field(init=False, repr=False, compare=False)
@@ -77,7 +77,7 @@ class SamplingParams(SamplingNumbers):
 
     @property
     def drawn_alone(self) -> bool:
-        """Return whether sampling needs only logits and a random number, and no other tokens are reported."""
+        """Return whether sampling needs only logits and a random number, without beams or reported alternatives."""
         return self.takes_any_token and self.logprobs == 0 and self.beam is None
 
     @property

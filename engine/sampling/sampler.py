@@ -33,7 +33,7 @@ class Distribution:
     sample: Sample  # any one of the samples
     places: list[int] = field(default_factory=list)  # indexes of the samples in the row
     numbers: list[float] = field(default_factory=list)  # random numbers in [0, 1), one per sample; empty if greedy
-    token_ids: list[int] = field(default_factory=list)  # sampled tokens, one per sample; empty if none can be
+    token_ids: list[int] = field(default_factory=list)  # sampled tokens, one per sample; empty if none can be sampled
     allowed: Allowed | None = None  # mask of the answer's grammar, if it has one
 
 
@@ -53,15 +53,15 @@ def constrained_samples(chunks: Iterable[Chunk]) -> list[Constrained]:
 def ask_for_masks(constrained: Iterable[Constrained]) -> None:
     """Request the masks of a step, those of drafts last, to be computed during its forward pass.
 
-    Call it just before the layers start, which release the interpreter's lock for long: earlier, mask threads would
-    only compete for the lock.
+    Call it just before the layers start, since they release the interpreter's lock for long. After an earlier call,
+    mask threads would only compete for the lock.
     """
     for constraint, sample in sorted(constrained, key=lambda each: each[1].drafted_tokens):
         _asked(constraint, sample)
 
 
 def _asked(constraint: Constraint, sample: Sample) -> Mask:
-    """Request the mask of a sample. If that raises, return a mask that fails only this answer."""
+    """Request the mask of a sample. If the constraint raises, return a mask that fails only this answer."""
     try:
         return constraint.mask(sample.choice, sample.history, sample.prompt_tokens, sample.drafted_tokens)
     except Exception as failure:  # noqa: BLE001 -- any fault of one grammar fails only its request
@@ -92,16 +92,16 @@ def settle(distributions: Sequence[Distribution], has_neighbours: bool, clock: S
             each.allowed = mask.result()
         except BaseException as error:  # noqa: BLE001 -- GrammarFailed, or a panic of the library on its own thread
             failed = NonFinite(f"the answer cannot keep to the structured output asked for: {error}")
-            undrawn[each.row] = None if each.sample.drafted_tokens else failed  # a real failure recurs without drafts
+            undrawn[each.row] = None if each.sample.drafted_tokens else failed  # the answer's own failure recurs
     return undrawn
 
 
 def put_grammar_first(
     adjusted: torch.Tensor, logits: torch.Tensor, distributions: Sequence[Distribution], alive: Sequence[bool]
 ) -> bool:
-    """Apply only the grammar to rows in which other rules ban all tokens that it allows; return whether a row was one.
+    """Mask rows by grammar alone if other rules ban all tokens that the grammar allows; return whether a row changed.
 
-    `logits`: the model's logits. `alive`: whether each row of `adjusted` has a token left.
+    `logits`: the model's logits. `alive`: for each row of `adjusted`, whether any token is left.
     """
     rows = [row for row, each in enumerate(distributions) if each.allowed is not None and not alive[row]]
     if rows:
@@ -116,7 +116,7 @@ def _mask(constraint: Constraint, sample: Sample) -> Mask:
     return _asked(constraint, sample)
 
 
-# Elements of one float64 tensor of the filters, unless a single row is larger.
+# Maximum elements of one float64 tensor of the filters; a single row may have more.
 CPU_SCRATCH_ELEMENTS = 1 << 18  # 2 MiB: stays in the cache between operations
 DEVICE_SCRATCH_ELEMENTS = 1 << 22  # 32 MiB: needs few launches, and is small compared with the KV pool
 
@@ -142,9 +142,9 @@ class Row:
 def sample(logits: torch.Tensor, rows: Sequence[Row], clock: StepClock | None = None) -> list[RowResult]:
     """Sample one result per row of `logits`, float32 `[rows, vocab]`.
 
-    A row with non-finite logits does not affect the other rows. `clock`: clock of the step. With it, late masks of
-    structured output delay the step by at most a fraction of its time so far, or longer if nothing else can be
-    sampled. Without it, they delay the step only if nothing else can be sampled. Raises: HistoryMissing.
+    A row with non-finite logits does not affect the other rows. If all rows lack their mask of structured
+    output, wait for a mask. Otherwise wait for late masks at most a fraction of the step's time so far (by `clock`, the
+    step's clock), or not at all without a clock. Raises: HistoryMissing.
     """
     special = [each for index, row in enumerate(rows) for each in _distributions(index, row)]
     undrawn = settle(special, any(_draws_freely(row) for row in rows), clock or StepClock(math.inf))
@@ -173,7 +173,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], clock: StepClock | None = 
 def sample_each(logits: torch.Tensor, rows: Sequence[Row], clock: StepClock | None = None) -> list[RowResult]:
     """Sample all rows; if that fails, sample each row alone, so that a failing row fails only its own request.
 
-    Raises the first exception if device or scheduler caused it, or if several rows all fail.
+    Raises the first exception if device or scheduler caused it, or if all of several rows fail.
     """
     try:
         return sample(logits, rows, clock)
@@ -229,7 +229,8 @@ def _distributions(index: int, row: Row) -> Iterator[Distribution]:
 def _draw(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
     """Sample all distributions, grouped by kind of filter, in bounded scratch memory.
 
-    The group depends only on a distribution's own parameters: sums in different groups may differ in the last bit.
+    The group depends only on a distribution's own parameters, so that other rows cannot change its tokens: sums in
+    different groups may differ in the last bit.
     """
     elements = CPU_SCRATCH_ELEMENTS if logits.device.type == "cpu" else DEVICE_SCRATCH_ELEMENTS
     at_once = max(1, elements // logits.shape[-1])
@@ -330,7 +331,7 @@ def described(
 
 
 def _top(logits: torch.Tensor, log_totals: torch.Tensor, most: dict[int, int]) -> list[tuple[TokenLogprob, ...]]:
-    """Return the most likely tokens of some rows, by logit and then by id. `most`: number of tokens by row."""
+    """Return the most likely tokens of the rows in `most`, by logit and then by id. `most`: number of tokens by row."""
     rows = list(most)
     found = likeliest(logits[rows], list(most.values()))
     width = min(max(most.values()), logits.shape[-1])
@@ -351,8 +352,8 @@ def prompt_scores(
 ) -> tuple[Drawn, ...] | None:
     """Return the scores of all tokens of `scored`, or None if any of their logits are not finite.
 
-    Row i of a chunk's `hidden`, `[tokens, hidden size]`, predicts token i. `logits` computes the logits of some rows,
-    float32 `[rows, vocab]`.
+    Row i of a chunk's `hidden`, `[tokens, hidden size]`, predicts token i of `scored`. `logits`: function from rows of
+    `hidden` to their logits, float32 `[rows, vocab]`.
     """
     scores: list[Drawn] = []
     for start in range(0, len(scored.token_ids), ROWS_AT_ONCE):

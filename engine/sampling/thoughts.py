@@ -31,7 +31,7 @@ class ThoughtTokens:
 class _At(Enum):
     BEGIN = auto()  # only with structured output: a thought or the answer may begin
     THOUGHT = auto()
-    SPENT = auto()  # the thought must close
+    SPENT = auto()  # the budget is spent: only tokens that close the thought are allowed
     ANSWER = auto()
 
 
@@ -52,7 +52,7 @@ class ThoughtConstraint(Constraint):
         self._only: dict[int, Mask] = {}
         self._either: Mask | None = None  # mask of the first token of the structured answer or of a thought
         self._ended: dict[int, int] = {}  # by choice: number of tokens before the answer
-        self._searched: dict[int, int] = {}  # by choice: position before which no closing marker begins
+        self._searched: dict[int, int] = {}  # by choice: number of leading tokens without a closing marker
 
     def mask(self, choice: int, history: Sequence[int], prompt_tokens: int, drafted_tokens: int = 0) -> Mask:
         """Request the mask of the next token."""
@@ -73,7 +73,7 @@ class ThoughtConstraint(Constraint):
     def vet(
         self, choice: int, history: Sequence[int], prompt_tokens: int, drafted: Sequence[int], most: int
     ) -> AllowedDrafts:
-        """Return the drafts up to the end of the thought; once its budget is spent, the tokens that close it."""
+        """Return the drafts up to the end of the thought or, once the budget is spent, the tokens that close it."""
         answer = list(history[prompt_tokens:])
         place = self._place(choice, answer, len(answer))
         match place.at:
@@ -92,7 +92,7 @@ class ThoughtConstraint(Constraint):
         return AllowedDrafts()
 
     def _place(self, choice: int, answer: Sequence[int], settled: int) -> _Place:
-        """Return the state after `answer`. `settled`: number of its tokens that are not drafts."""
+        """Return the state after `answer`. `settled`: number of answer tokens before the drafts."""
         known = self._ended.get(choice)
         if known is not None and known <= len(answer):
             return _Place(_At.ANSWER, known)
@@ -114,7 +114,7 @@ class ThoughtConstraint(Constraint):
         return _Place(_At.SPENT if budget is not None and tokens >= budget else _At.THOUGHT, tokens)
 
     def _begin(self, answer: Sequence[int]) -> int | None:
-        """Return the number of tokens before the thought, or None if there is none yet."""
+        """Return the number of tokens up to the end of the opening marker, or None if no thought has begun."""
         opening = self._tokens.open
         for place in range(1 if self._form is not None or not opening else MAX_LEAD_TOKENS):
             if tuple(answer[place : place + len(opening)]) == opening:
@@ -122,7 +122,7 @@ class ThoughtConstraint(Constraint):
         return None
 
     def _end(self, answer: Sequence[int], begin: int, start: int) -> int | None:
-        """Return the number of tokens up to the thought's end, or None if it is open. The search begins at `start`."""
+        """Return the number of tokens up to the thought's end, or None. `start`: no marker ends before it."""
         longest = max(map(len, self._tokens.closes))
         for place in range(max(begin, start - longest), len(answer)):
             for close in self._tokens.closes:
@@ -164,7 +164,7 @@ def thought_constraint(
 
 
 def _bits(vocab_size: int, token_ids: Sequence[int] | slice) -> Allowed:
-    """Return a mask that allows these tokens, of the size of a grammar's mask. A slice selects many tokens fast."""
+    """Return a mask that allows these tokens, as large as a grammar's mask. A slice is fast for many tokens."""
     bits = torch.zeros(-(-vocab_size // 32) * 32, dtype=torch.uint8)
     bits[token_ids if isinstance(token_ids, slice) else torch.tensor(token_ids)] = 1
     weights = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)

@@ -1,7 +1,7 @@
-"""Sequences of a scheduler: which ones run or wait, which blocks they hold, and how that changes. Pure.
+"""Sequences of a scheduler, their phases (waiting, running, reserved, pinned) and their KV blocks. Pure.
 
-A sequence waits (without blocks, perhaps with its KV in host memory), runs, or is reserved: its prompt's KV is being
-copied into its blocks. A prompt computed for another worker stays pinned until that worker has read its blocks.
+A waiting sequence has no blocks; its KV may be in host memory. A reserved sequence has blocks, into which the KV of its
+prompt is being copied. A pinned sequence is a prompt computed for another worker that has not read the blocks yet.
 """
 
 import math
@@ -48,11 +48,14 @@ class IncomingPrefix:
 
     @property
     def cached_blocks(self) -> int:
-        """Number of leading blocks that were cached before."""
+        """Number of leading blocks that were cached before the fetch."""
         return self.named.cached
 
     def new_columns(self, blocks: int) -> int:
-        """Return how many columns the first `blocks` blocks made reusable; with windowed layer groups, all or none."""
+        """Return the number of columns that became reusable when the first `blocks` blocks were filled.
+
+        With windowed layer groups, columns become reusable only when all blocks are filled.
+        """
         if len(self.blocks) != len(self.chain):
             return len(self.chain) - self.known_columns if blocks == len(self.blocks) else 0
         return max(0, blocks - self.known_columns)
@@ -72,7 +75,7 @@ def wanted_blocks(running: Iterable[ScheduledSequence], pool: BlockPool, block_t
 
 
 def blocks_to_write(writes: Iterable[Write], pool: BlockPool, block_tokens: int) -> int:
-    """Count the new blocks, and the copies of shared ones, that these writes need."""
+    """Count the blocks that these writes need: new blocks, and copies of shared blocks."""
     new, writers = 0, Counter[int]()
     for table, position in writes:
         index = position // block_tokens
@@ -80,14 +83,14 @@ def blocks_to_write(writes: Iterable[Write], pool: BlockPool, block_tokens: int)
             new += pool.groups.count
         else:
             writers.update(table.column(index))
-    # The last writer of a block without other readers writes in place.
+    # If all owners of a shared block write, the last one writes in place and needs no copy.
     return new + sum(min(count, pool.references(block) - 1) for block, count in writers.items())
 
 
 def unfilled_slots(running: Iterable[ScheduledSequence], block_tokens: int) -> int:
     """Count the token slots without KV in running sequences' blocks: PagedAttention's internal fragmentation.
 
-    Inspects only the blocks after the written KV; a shared block counts once.
+    Inspects only blocks that are not full. A shared block counts once.
     """
     filled: dict[int, int] = {}
     for sequence in running:
@@ -109,7 +112,7 @@ and 2, 7 and 15 % of all computed tokens are recomputed.
 
 
 class RunningBatch:
-    """Sequences of a scheduler, each in one phase. KV of preempted sequences is swapped to `swap`."""
+    """Sequences of a scheduler, each in one phase (see the module). Preemption swaps KV out to `swap`."""
 
     def __init__(
         self,
@@ -125,7 +128,7 @@ class RunningBatch:
         self.waiting = ArrivalOrder()
         self.running = ArrivalOrder()
         self.reserved: dict[int, ScheduledSequence] = {}  # by request id: prompts whose KV is being received
-        self.pinned: dict[int, ScheduledSequence] = {}  # by request id: prompts that another worker has yet to read
+        self.pinned: dict[int, ScheduledSequence] = {}  # by request id: prompts whose blocks await reading by a worker
         self._incoming: set[IncomingPrefix] = set()
         self.requests: dict[int, dict[int, ScheduledSequence]] = {}  # by request id and choice
         self._block_tokens = block_tokens
@@ -135,7 +138,7 @@ class RunningBatch:
 
     @property
     def holds_for_transfers(self) -> bool:
-        """Return whether transfers hold blocks that will become free: each transfer finishes in bounded time."""
+        """Return whether transfers use blocks. These become free soon, since each transfer finishes in bounded time."""
         return bool(self.reserved or self.pinned or self._incoming)
 
     @property
@@ -150,23 +153,23 @@ class RunningBatch:
 
     @property
     def running_sequences(self) -> int:
-        """Running choices, including those of running prompts; a `prefill_only` prompt counts as one."""
+        """Number of running choices. A running prompt counts once per choice, a `prefill_only` prompt only once."""
         return sum(max(1, sequence.places) for sequence in self.running)
 
     @property
     def used_slots(self) -> int:
-        """Batch slots that are taken or reserved; a prompt takes one per choice."""
+        """Number of batch slots of running and reserved sequences. A prompt uses one slot per choice."""
         return sum(sequence.places for sequence in chain(self.running, self.reserved.values()))
 
     @property
     def pending_tokens(self) -> int:
-        """Tokens to compute before the next one is sampled, including all tokens of waiting prompts."""
+        """Number of uncomputed tokens of running prompts, plus all tokens of waiting sequences."""
         running = sum(sequence.uncomputed_tokens for sequence in self.running if sequence.is_prompt)
         return running + sum(len(sequence.token_ids) for sequence in self.waiting)
 
     @property
     def held_by_sequences(self) -> int:
-        """Blocks of running sequences, including those shared with transfers."""
+        """Number of blocks of running sequences, including blocks shared with transfers."""
         return self.pool.counts.held - self.held_by_transfers
 
     @property
@@ -189,7 +192,7 @@ class RunningBatch:
         return sequences * blocks + self.pool.groups.blocks(headroom_blocks(sequences - 1))
 
     def make(self, request: Request, cache_root: bytes | None) -> ScheduledSequence:
-        """Create a sequence with the next arrival number. It is in no phase yet."""
+        """Create a sequence with the next arrival number. The sequence does not wait or run yet."""
         # A Prefill command has hashes but no cache root: the hash chain continues from the last hash.
         root = cache_root or (request.block_hashes[-1] if request.block_hashes else None)
         hashes = None if root is None else HashChain(root, self._block_tokens, request.block_hashes)
@@ -203,7 +206,7 @@ class RunningBatch:
 
     def wait(self, sequence: ScheduledSequence) -> None:
         self.waiting.add(sequence)
-        # Touched blocks are evicted after others.
+        # Touch the sequence's cached blocks, so that they are evicted after others.
         known = self.pool.touch_columns(sequence.reusable_hashes(self._block_tokens))
         sequence.known_tokens = known * self._block_tokens
         self.requests.setdefault(sequence.request.request_id, {})[sequence.arrival_key.choice] = sequence
@@ -243,9 +246,9 @@ class RunningBatch:
         self.pinned[prompt.request.request_id] = prompt
 
     def begin_fetch(self, hashes: Sequence[bytes], worthwhile: Callable[[int], bool]) -> IncomingPrefix | None:
-        """Allocate blocks for the KV of `hashes` that is not cached, if fetching that many columns is `worthwhile`.
+        """Allocate blocks to fetch the uncached KV of `hashes`. Return None if the prompt must be computed instead.
 
-        Return None if nothing is missing, fetching does not pay, or blocks are short: then the prompt is computed.
+        No fetch is made if no KV is missing, blocks are short, or `worthwhile(missing columns)` is false.
         """
         known = self.pool.touch_columns(hashes)
         lacking = len(hashes) - known
@@ -407,7 +410,7 @@ class RunningBatch:
         return self.pool.groups.blocks(columns)
 
     def _swap_in(self, sequence: ScheduledSequence) -> list[BlockSwap]:
-        """Return the swaps of a sequence's uncached blocks. Free its host slots, which the next plan may reuse."""
+        """Return the swaps that bring uncached blocks back from host memory. Free the host slots for the next plan."""
         swapped, sequence.swapped = sequence.swapped, None
         if swapped is None:
             return []
@@ -434,11 +437,11 @@ def admitted(
     is_coming: Callable[[ScheduledSequence], bool],
     admit: Callable[[ScheduledSequence], bool],
 ) -> Iterator[ScheduledSequence]:
-    """Iterate over prompts in order; running ones as they are, others when they are admitted, on demand.
+    """Yield running prompts and newly admitted prompts, in order. A prompt is admitted when the iteration reaches it.
 
-    A prompt waits a few steps for a block that a running prompt will publish, rather than recompute it. Later prompts
-    are admitted meanwhile, up to as many tokens as the prompt itself has. After a prompt that does not fit, no other is
-    admitted, so that none takes its blocks.
+    A prompt is skipped for a few steps if a running prompt will publish a block that it lacks. Prompts behind a skipped
+    prompt are admitted for at most as many tokens as the skipped prompt has. No prompt is admitted after one that does
+    not fit, so that none takes the blocks that this one needs.
 
     `admit` starts a sequence, or returns False without effect if it does not fit.
     """

@@ -1,7 +1,7 @@
 """Beam search: which beams continue and which are finished. A request's beams step together and share blocks. Pure.
 
-The rules are those of transformers' generate(num_beams=k): a score is the sum of log-probabilities, divided by length
-** length_penalty when a beam finishes; an end token counts if it is among the k best of its step.
+The rules are those of transformers' generate(num_beams=k). A beam's score is its sum of log-probabilities, divided by
+length ** length_penalty when the beam finishes. An end token finishes a beam if it is among the k best of its step.
 """
 
 import math
@@ -27,7 +27,7 @@ class Continuation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """Finished beam. Its last token is the stop token, unless it reached the maximum length."""
+    """Finished beam: its last token is a stop token, or it has the maximum length."""
 
     tokens: tuple[TokenLogprob, ...]
     cumulative_logprob: float
@@ -63,7 +63,7 @@ class BeamSearch:
     def advance(self, candidates: Sequence[Sequence[TokenLogprob]]) -> list[Continuation]:
         """Extend all beams by one token. Return the beams of the next step, best first; none if the search is over.
 
-        `candidates`: for each beam in the order of the last result, its most likely tokens in descending order.
+        `candidates`: most likely tokens of each beam, in descending order; beams in the order of the last result.
         """
         width = self._params.width
         best = self._best(candidates)
@@ -79,7 +79,7 @@ class BeamSearch:
         return running
 
     def _best(self, candidates: Sequence[Sequence[TokenLogprob]]) -> list[Continuation]:
-        """Return enough candidates for k beams to continue, however many finish; ties keep their order."""
+        """Return the best continuations: enough for k beams to continue even if many finish. Ties keep their order."""
         continuations = [
             Continuation(parent, token, score + token.logprob)
             for parent, (score, tokens) in enumerate(zip(self._scores, candidates, strict=True))
@@ -129,14 +129,14 @@ class BeamGroup:
 
     @property
     def complete(self) -> bool:
-        """Return whether every beam is fully computed; a preempted one recomputes its newest token."""
+        """Return whether all tokens of all beams are computed; false while a beam is preempted or recomputed."""
         return all(beam.table is not None and beam.uncomputed_tokens == 0 for beam in self.beams)
 
 
 class BeamGroups:
     """Beam groups of one batch. Whoever removes a request's sequences must call `forget`.
 
-    A group advances when all its beams are computed: it waits for preempted ones.
+    A group advances once all its beams are computed, so it waits for preempted beams.
     """
 
     def __init__(self, batch: RunningBatch) -> None:
@@ -144,9 +144,9 @@ class BeamGroups:
         self._groups: dict[int, BeamGroup] = {}
 
     def take(self, sequence: ScheduledSequence, top: Sequence[TokenLogprob]) -> list[TokenMade | RequestFailed]:
-        """Record the most likely tokens after a fully computed prompt or beam.
+        """Record `top`, the most likely next tokens of a fully computed prompt or beam; advance if no beam lacks them.
 
-        Returns all answers together when the search is over, and nothing before.
+        Return all answers when the search is over, otherwise an empty list.
         """
         request, beam = sequence.request, sequence.request.params.beam
         if beam is None:

@@ -26,7 +26,7 @@ class Drafting:
         return [each.token_ids[:length] for each, length in zip(candidates, lengths, strict=True)]
 
     def judge(self, drafted: Sequence[ScheduledSequence], right: Sequence[ScheduledSequence]) -> None:
-        """Record which drafts were right. `drafted`: sequence of each drafted token; `right`: of each accepted one."""
+        """Record accepted drafts. `drafted`: sequence of each drafted token; `right`: sequence of each accepted one."""
         accepted = Counter(right)
         for sequence, count in Counter(drafted).items():
             self._speculation.judge(sequence.drafts, count, accepted[sequence])
@@ -36,7 +36,7 @@ class Drafting:
         self._speculation.drafter.forget(sequence)
 
     def _most_tokens(self, sequence: ScheduledSequence, with_new_column: bool) -> int:
-        """Return the maximum draft length: within the answer's length limit, and at most one new block table column."""
+        """Return the maximum draft length, which keeps the length limit and adds at most one block table column."""
         if not sequence.may_draft:
             return 0
         block_tokens, position = self._block_tokens, sequence.computed_tokens

@@ -1,4 +1,4 @@
-"""Recently finished answers, from which others with the same salt are drafted: agents repeat themselves. Pure.
+"""Recently finished answers: a source of drafts for answers with the same salt, since agents repeat themselves. Pure.
 
 The number of kept tokens is limited; the least recently used answer is dropped first. A table of fixed size maps hashes
 of a few tokens to their position; newer entries replace older ones. Every hit is compared with the tokens and the salt.
@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from baton.engine.scheduler.drafts import MAX_MATCH_TOKENS, AnswerSoFar, PromptLookup, continued
 
-MAX_TOKENS = 1 << 18  # limit of all kept tokens, 1 MiB
-MAX_ANSWER_TOKENS = 1 << 12  # tokens kept of one answer, from its end
-PROMPT_TAIL = 64  # tokens kept of the prompt before an answer, from its end
+MAX_TOKENS = 1 << 18  # maximum number of kept tokens of all answers (1 MiB)
+MAX_ANSWER_TOKENS = 1 << 12  # maximum number of kept tokens of one answer: the last ones
+PROMPT_TAIL = 64  # maximum number of kept prompt tokens before an answer: the last ones
 MATCH_TOKENS = (MAX_MATCH_TOKENS, 4)  # match lengths to look up, the longest first
-SLOTS = 1 << 20  # slots of the table, 8 MiB; each token uses two
+SLOTS = 1 << 20  # slots of the hash table (8 MiB); each token uses one for each of the two match lengths
 TOKENS_PER_CALL = 256  # tokens indexed per call, in 0.5 ms
-PLACE_BITS = 16  # bits of a slot for the position in an answer; the others are the answer's number
+PLACE_BITS = 16  # low bits of a slot, for the position in an answer; the high bits are the answer's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class FinishedAnswer:
 
 
 class Continued(NamedTuple):
-    """Tokens that followed, in an earlier answer, the last `alike` tokens of the answer to draft for."""
+    """Draft from a finished answer: the tokens after its match with the newest `alike` tokens of a running one."""
 
     alike: int
     token_ids: Sequence[int]
@@ -48,7 +48,7 @@ class EndedAnswers:
         self.tokens = 0  # total number of kept tokens
 
     def keep(self, salt: bytes, token_ids: Sequence[int], prompt_tokens: int) -> None:
-        """Keep a finished answer. `token_ids`: prompt, of `prompt_tokens` tokens, and answer."""
+        """Keep a finished answer. `token_ids`: the prompt (`prompt_tokens` tokens), then the answer."""
         begin = max(0, prompt_tokens - PROMPT_TAIL, len(token_ids) - min(MAX_ANSWER_TOKENS, self._most_tokens))
         tail = array("I", token_ids[begin:])
         if len(token_ids) <= prompt_tokens or len(tail) <= min(MATCH_TOKENS):
@@ -77,7 +77,7 @@ class EndedAnswers:
                 self._unnoted.appendleft((number, end))
 
     def after(self, salt: bytes, token_ids: Sequence[int], most: int) -> Continued | None:
-        """Return at most `most` tokens that followed the end of `token_ids` in an answer of the same salt, or None."""
+        """Return a draft of at most `most` next tokens from a finished answer with this salt; None without a match."""
         if not self._kept:
             return None
         for alike in MATCH_TOKENS:
@@ -102,7 +102,7 @@ class EndedAnswers:
 
 
 class SharedLookup:
-    """Drafter from an answer's own tokens, or from finished answers if they match more."""
+    """Drafter that continues the longest match, in the answer's own tokens or in a finished answer."""
 
     def __init__(self) -> None:
         self.ended = EndedAnswers()
@@ -136,6 +136,6 @@ def _slot(salt: bytes, before: Sequence[int]) -> int:
 
 
 def _alike(token_ids: Sequence[int], kept: Sequence[int], place: int) -> int:
-    """Count the tokens of `kept` that end at `place` and equal the end of `token_ids`."""
+    """Return the match length: how many tokens of `kept` up to `place` equal the newest ones of `token_ids`."""
     most = min(MAX_MATCH_TOKENS, place + 1, len(token_ids))
     return next((count for count in range(most) if kept[place - count] != token_ids[-1 - count]), most)

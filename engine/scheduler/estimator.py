@@ -6,15 +6,16 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class Estimate:
     seconds: float
-    last: int  # number of the newest measurement
+    last: int  # sequence number of the newest measurement
     times: int = 1  # number of measurements
 
 
 class OnlineEstimator:
-    """Mean step time by number of rows. Its first measurements weigh the same, later ones `weight` each.
+    """Mean step time by number of rows: plain average at first, later an exponential average with `weight`.
 
-    An estimate is forgotten when `forget_after` measurements of any numbers of rows have followed its last one. With
-    `forget_after_each`, an estimate from n measurements is forgotten after n * `forget_after_each` at the latest.
+    An estimate is forgotten if the last `forget_after` measurements were all of other numbers of rows. With
+    `forget_after_each`, an estimate from n measurements is forgotten after n * `forget_after_each` such measurements
+    if that is earlier.
     """
 
     def __init__(self, weight: float, forget_after: int, forget_after_each: int | None = None) -> None:
@@ -24,7 +25,7 @@ class OnlineEstimator:
         self._number = 0
 
     def advance(self) -> None:
-        """Count a measurement towards the age of all estimates, whether or not it is added to one."""
+        """Age all estimates by one measurement, even if no `add` follows."""
         self._number += 1
 
     def add(self, rows: int, seconds: float) -> None:
@@ -40,7 +41,7 @@ class OnlineEstimator:
         self.estimates = {rows: each for rows, each in self.estimates.items() if not self._is_old(each)}
 
     def scale(self, ratio: float) -> None:
-        """Multiply all estimates by `ratio`; each counts as measured once."""
+        """Multiply all estimates by `ratio`. Each estimate then weighs as much as one measurement."""
         for each in self.estimates.values():
             each.seconds, each.times = each.seconds * ratio, 1
 

@@ -1,12 +1,13 @@
 """Order in which prompts are computed, by their TTFT objectives, and whether answers must make room for one. Pure.
 
-The order serves as many objectives as possible (Moore and Hodgson, 1968: by due time; when one would miss, the largest
-before it is given up). Of the prompts that can be on time, the shortest is computed first if all that are due earlier
-stay on time. Prompts that cannot be on time follow by arrival, and so do those without an objective.
+The order meets as many objectives as possible (Moore and Hodgson, 1968): prompts are sorted by due time; whenever one
+would be late, the largest prompt so far is given up. Of the prompts that can be on time, the shortest is computed first
+if all prompts that are due earlier stay on time. Late prompts and those without an objective follow by arrival.
 
-A late prompt has further objectives, each twice as long as the one before. Once the last one that it cannot meet has
-passed, it may become urgent again, so that it does not wait in the free part of steps forever. No prompt starves:
-one that younger prompts have overtaken by PATIENCE times its own length is computed before all others.
+The TTFT objective of a late prompt is doubled until the prompt can meet it. The prompt may become urgent again when
+half of the doubled objective has passed, so that it does not depend on the free part of steps (TARGET_SHARE in
+budget.py) forever. No prompt starves: when the younger prompts computed before it have more than PATIENCE times its
+tokens, it is computed before all others.
 """
 
 import math
@@ -17,28 +18,28 @@ from heapq import heappop, heappush
 from baton.engine.request import Chunk
 from baton.engine.scheduler.sequences import ScheduledSequence
 
-MARGIN_SHARE = 0.05  # part of the TTFT objective kept for errors of rates, hand-over and host
-AIM_SHARE = 0.25  # part of the TTFT objective that is planned for; the rest is for prompts that arrive later
+MARGIN_SHARE = 0.05  # fraction of the TTFT objective reserved for rate errors, hand-over and host time
+AIM_SHARE = 0.25  # planned fraction of the TTFT objective; the rest is reserved for prompts that arrive later
 PATIENCE = 4.0
 MIN_TTFT_S = 0.01  # shortest objective whose multiples are considered
-MIN_PATIENCE_TOKENS = 256  # length that a shorter prompt counts as in PATIENCE, so that short ones are not reordered
+MIN_PATIENCE_TOKENS = 256  # minimum length that PATIENCE multiplies, so that short prompts are not reordered
 
 
 @dataclass(frozen=True, slots=True)
 class AssumedRates:
     """Assumed rates of computing prompts, in tokens per second; infinite before anything is measured."""
 
-    full: float = math.inf  # with as much of each step as TBT objectives allow
-    free: float = math.inf  # with the free part of each step
+    full: float = math.inf  # with as many prompt tokens per step as TBT objectives allow
+    free: float = math.inf  # with only the free part of each step: TARGET_SHARE in budget.py
 
 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
     prompts: Sequence[ScheduledSequence]  # in the order in which to compute them
-    urgent: bool  # whether one would miss its aim with the free part of steps alone
+    urgent: bool  # whether the free part of steps would complete some prompt too late
 
     def overtaken(self, chunks: Iterable[tuple[ScheduledSequence, Chunk]]) -> None:
-        """Count a step's prompt tokens against the older prompts that it does not compute. `chunks`: of prompts."""
+        """Add a step's prompt `chunks` to `overtaken_tokens` of all older prompts that the step does not compute."""
         computed = [(sequence, len(chunk.token_ids)) for sequence, chunk in chunks]
         if not computed:
             return
@@ -52,9 +53,10 @@ class PromptOrder:
 def order_prompts(
     pending: Sequence[ScheduledSequence], now_s: float, rates: AssumedRates, free_places: int
 ) -> PromptOrder:
-    """Order prompts, given by arrival with running ones first; without objectives, keep that order.
+    """Return the order of the `pending` prompts. If none has an objective, it is the given order.
 
-    `free_places`: batch slots that are free. A prompt that needs more waits for answers to end, and is not urgent.
+    `pending`: running prompts, then waiting ones by arrival. `free_places`: number of free batch slots; a prompt that
+    needs more slots is not urgent, since it must wait for answers to finish.
     """
     if all(each.request.objectives.first_token_at_s == math.inf for each in pending):
         return PromptOrder(pending, False)
@@ -64,7 +66,7 @@ def order_prompts(
     for each in sorted(pending, key=lambda each: each.arrival_key):
         of_class = first if each.made_tokens or _is_starving(each) else dated
         (late if of_class is dated and _due_s(each) == math.inf else of_class).append(each)
-    first.sort(key=lambda each: (not each.made_tokens, each.arrival_key))  # a preempted beam may hold the others' slots
+    first.sort(key=lambda each: (not each.made_tokens, each.arrival_key))  # running beams may wait for a preempted beam
     began_s = now_s + sum(each.pending_tokens for each in first) / rates.full
     on_time, missed = _on_time(dated, began_s, rates.full)
     late = sorted([*late, *missed], key=lambda each: each.arrival_key)
@@ -78,7 +80,7 @@ def _is_starving(prompt: ScheduledSequence) -> bool:
 
 
 def _due_s(prompt: ScheduledSequence) -> float:
-    """Return the time at which a prompt should be complete; with the margin, the hand-over is on time."""
+    """Return the time by which a prompt should be complete, with MARGIN_SHARE left for its hand-over."""
     objectives = prompt.request.objectives
     if objectives.first_token_at_s == math.inf:
         return math.inf
@@ -88,7 +90,7 @@ def _due_s(prompt: ScheduledSequence) -> float:
 def _on_time(
     prompts: Iterable[ScheduledSequence], began_s: float, tokens_per_s: float
 ) -> tuple[list[ScheduledSequence], list[ScheduledSequence]]:
-    """Return the largest set of prompts that can all be complete when due, in that order, and the others."""
+    """Return the largest set of prompts that can all be complete when due, by due time, and the remaining prompts."""
     kept: dict[int, ScheduledSequence] = {}
     missed: list[ScheduledSequence] = []
     largest: list[tuple[int, int, ScheduledSequence]] = []
@@ -120,8 +122,9 @@ def _shortest_first(
 
 
 def _is_urgent(prompts: Iterable[ScheduledSequence], late: set[int], now_s: float, rates: AssumedRates) -> bool:
-    """Return whether the free part of steps would compute a prompt too late: after its aim, or after the next of its
-    longer objectives.
+    """Return whether the free part of steps would complete a prompt too late.
+
+    Too late is after AIM_SHARE of its TTFT objective; for a prompt in `late`, after its doubled objective.
     """
     free_s = full_s = now_s
     for each in prompts:

@@ -1,8 +1,8 @@
 """Scheduler of prefill and decode on one device: decode tokens first, then prompts with the rest of a step's budget.
 
-Pure. A prompt is either computed here, or its KV is received: its blocks are reserved, KV computed elsewhere is copied
-into them, and it joins with its first tokens. From then on nothing differs. A `prefill_only` request is computed for
-another worker: it takes no batch slot, is never preempted, and is pinned after its first tokens.
+Pure. A prompt is either computed here, or its KV is received from a prefill worker: blocks are reserved, the KV is
+copied into them, and the request joins the batch with its first tokens. A `prefill_only` request is computed for
+another worker: it takes no batch slot, is never preempted, and its blocks stay pinned after its first tokens.
 
 Admission checks only what a prompt needs now. When answers outgrow the pool, the newest sequence is preempted: it
 releases its blocks and waits by age. On resumption its KV is swapped in from host memory, or its tokens are computed
@@ -81,7 +81,7 @@ def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None
 
 
 MAX_ORDERED = 256  # waiting prompts whose objectives are compared: ordering more would take longer than short steps
-LANDING_DIVISOR = 8  # divisor of a step's prompt tokens while KV of an answer is being received
+LANDING_DIVISOR = 8  # divisor of the prompt tokens of a step without answers while KV is being received
 
 
 class Scheduler:
@@ -91,8 +91,8 @@ class Scheduler:
 
     `budget` limits the prompt tokens in steps with answers. If a prompt is urgent (prompt_order.py), such a step may
     take as long as the strictest TBT objective of its answers allows. KV of preempted sequences is swapped to `swap` if
-    all of it fits. If `tail_tokens` is not 0, the last step of a `prefill_only` prompt of several steps computes at
-    most that many tokens: earlier blocks are transferred in that time, and little is left to wait for.
+    all of it fits. `tail_tokens` is the maximum length of the last step of a `prefill_only` prompt that takes several
+    steps (0: no limit). Earlier blocks are transferred during that step, so that only few remain after it.
     """
 
     def __init__(
@@ -160,9 +160,9 @@ class Scheduler:
     def activate(self, request_id: int, first: Sequence[FirstToken]) -> list[SchedulerOutcome]:
         """Start the choices of a reserved prompt whose KV is complete and valid, and publish its blocks.
 
-        `first`: first token of every choice; a choice finished by it never runs. For a beam search it is one token with
-        its candidates in `top`, and the result has the answers if the search ends with it. Raises: UnknownRequest,
-        ValueError.
+        `first`: first token of every choice; for a beam search, one token with its candidates in `top`. A choice that
+        finishes with its first token never runs. Return the answers of a beam search that ends with that token,
+        otherwise an empty list. Raises: UnknownRequest, ValueError.
         """
         prompt = self.batch.reserved.get(request_id)
         if prompt is None:
@@ -196,7 +196,7 @@ class Scheduler:
         while budget_tokens > 0 and (prompt := next(prompts, None)) is not None:
             if self._whole_prompts and prompt.uncomputed_tokens > budget_tokens:
                 if draft.chunks:
-                    break  # it needs a step of its own
+                    break  # the prompt needs a step without other chunks
                 budget_tokens = prompt.uncomputed_tokens
             budget_tokens -= draft.compute(prompt, self._without_tail(prompt, budget_tokens))
             if self._budget is not None and not answers and draft.chunks[-1].end == len(prompt.token_ids):
@@ -206,10 +206,10 @@ class Scheduler:
         return self._begin(draft)
 
     def plan_ahead(self) -> Plan | None:
-        """Plan the step after the one in flight; None if the latter must be committed first.
+        """Plan the step after the one in flight; None if the step in flight must be committed first.
 
-        At most two steps are in flight. Between them requests may arrive, land, finish and be aborted. With drafts
-        there is no planning ahead, since drafts follow known tokens.
+        At most two steps are in flight. Requests may arrive, be activated, finish and be aborted between the two plans.
+        With speculation the result is always None: drafts need the tokens of the step in flight.
         """
         if self.speculation is not None:
             return None
@@ -290,7 +290,7 @@ class Scheduler:
         """Remove a request in any phase and free its blocks. Returns whether it existed.
 
         No copy into the blocks of a reserved request may be in flight: stop it first. `landed_blocks`:
-        number of its leading blocks with valid KV; their complete columns stay cached.
+        number of leading blocks of a reserved request whose KV was received; their complete columns stay cached.
         """
         self._beams.forget(request_id)
         reserved = self.batch.reserved.get(request_id)
@@ -339,7 +339,7 @@ class Scheduler:
             raise RequestTooLong(f"{places} beams may need {all_beams} blocks; the pool has {total}")
 
     def _most_columns(self, request: Request) -> int:
-        """Return the columns of one choice of maximum length. They exclude the last token, whose KV is never needed."""
+        """Return the block table columns of a choice of maximum length, without the last token: its KV is unused."""
         return blocks_for(request.longest_tokens - 1, self._block_tokens)
 
     def _drafted(self, answers: Sequence[ScheduledSequence]) -> Sequence[Sequence[int]]:
@@ -349,14 +349,14 @@ class Scheduler:
         return self._drafting.drafts(answers, min(self.max_step_tokens, self._max_sequences))
 
     def _goal_s(self, answers: Sequence[ScheduledSequence], rows: int) -> float:
-        """Return the longest step of these answers that an urgent prompt may cause; 0: none. `rows`: with drafts."""
+        """Return the maximum time of a step with an urgent prompt; 0: no prompt is urgent. `rows`: with drafts."""
         if self._budget is None or not self._tbt_s:
             return 0.0
         objectives = {each.request.objectives.tbt_s for each in answers}
         return self._budget.goal_s(rows, {self._tbt_s if each == math.inf else each for each in objectives})
 
     def _order(self, now_s: float, target_s: float | None) -> PromptOrder:
-        """Order the prompts. `target_s`: longest step with urgent prompts; None: no answers run."""
+        """Order the prompts. `target_s`: maximum time of a step with urgent prompts; None: no answers run."""
         pending = [sequence for sequence in self.batch.running if sequence.is_prompt]
         pending += islice(self.batch.waiting, MAX_ORDERED)
         rates = AssumedRates()
@@ -369,11 +369,11 @@ class Scheduler:
         return order_prompts(pending, now_s, rates, self._max_sequences - self.batch.used_slots)
 
     def _prefill_budget(self, decode_tokens: int, target_s: float) -> int:
-        """Return the maximum number of prompt tokens. `target_s`: longest step for an urgent prompt; 0: none is."""
+        """Return the maximum number of prompt tokens. `target_s`: maximum step time if a prompt is urgent, else 0."""
         left = max(0, self.max_step_tokens - decode_tokens)
         if self._budget is None:
             return left
-        if decode_tokens == 0:  # only answers whose KV is arriving would wait for the step
+        if decode_tokens == 0:  # no answer waits for the step, except those whose KV is being received
             most = max(1, left // LANDING_DIVISOR) if self.batch.reserved else left
             return min(most, self._budget.alone_tokens(left))
         drafting_s = 0.0 if self.speculation is None else self.speculation.drafting_s
@@ -382,8 +382,8 @@ class Scheduler:
     def _make_room(self, draft: PlanBuilder) -> None:
         """Preempt the newest sequences until every running answer can grow by a token.
 
-        Call it before the first copy is planned: no block may be both the source of a copy and reused. The oldest is
-        preempted only for transfers and prompts for other workers, which finish in bounded time.
+        Call it before the first copy is planned, so that no source block of a copy is released and reused. The oldest
+        sequence is preempted only for transfers and `prefill_only` prompts, which finish in bounded time.
         """
         batch = self.batch
         while self._lacks_blocks():
@@ -399,7 +399,7 @@ class Scheduler:
         return may_lack and wanted_blocks(running, pool, self._block_tokens) > pool.available
 
     def _prompts(self, order: PromptOrder, draft: PlanBuilder) -> Iterator[ScheduledSequence]:
-        """Iterate over sequences to compute in chunks; admit a waiting one in its turn if all of it fits."""
+        """Iterate over prompts to compute, in order. A waiting prompt is admitted first, if all its tokens fit."""
 
         def admit(sequence: ScheduledSequence) -> bool:
             swaps = self.batch.admit(sequence, self._max_sequences)
@@ -409,7 +409,7 @@ class Scheduler:
         return admitted(order.prompts, self.batch.is_coming, admit)
 
     def _without_tail(self, prompt: ScheduledSequence, budget_tokens: int) -> int:
-        """Return the maximum tokens of a prompt to compute: those before its tail, if the tail gets its own step."""
+        """Return the maximum number of a prompt's tokens to compute now, without the tail if it gets its own step."""
         began = prompt.computed_tokens > (prompt.cached_tokens or 0)
         fits = 0 < self._tail_tokens < prompt.uncomputed_tokens <= budget_tokens
         if self._whole_prompts or not (prompt.request.prefill_only and began and fits):

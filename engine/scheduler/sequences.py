@@ -53,9 +53,9 @@ class TokenMade:
 
 @dataclass(frozen=True, slots=True)
 class PromptComputed:
-    """Result of one computed chunk of a prompt. After the last one, a TokenMade of every choice follows, in order.
+    """Result of one computed chunk of a prompt. After the last chunk, a TokenMade of every choice follows, in order.
 
-    For a `prefill_only` request, the last result contains the first tokens instead, and its blocks stay pinned.
+    The result of a `prefill_only` request's last chunk contains the first tokens instead; the blocks stay pinned.
     """
 
     request_id: int
@@ -87,9 +87,9 @@ class SchedulerCounters:
     cache_query_tokens: int = 0  # tokens looked up in the prefix cache
     cache_hit_tokens: int = 0
     preemptions: int = 0
-    preempted_tokens: int = 0  # tokens whose KV preemptions released
+    preempted_tokens: int = 0  # tokens whose KV was released by preemptions
     swapped_tokens: int = 0  # preempted tokens restored from host memory
-    recomputed_tokens: int = 0  # preempted tokens neither restored nor cached
+    recomputed_tokens: int = 0  # preempted tokens that were computed again
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,26 +105,26 @@ class Swapped:
 class ScheduledSequence:
     """Prompt, or one choice and its answer so far. KV of its first `computed_tokens` tokens is written.
 
-    A prompt stands for all choices of its request until each has its first token, from here or from a prefill worker.
+    A prompt represents all choices of its request until their first tokens are sampled here or by a prefill worker.
     """
 
     request: Request
     arrival_key: ArrivalKey
     token_ids: list[int]  # prompt, tokens of earlier attempts, and generated tokens
     hashes: HashChain | None  # None if the sequence does not use the prefix cache
-    choices: int  # number of choices that it stands for
-    cache_root: bytes | None = None  # salt of the answers that it may draft for; None: none
+    choices: int  # number of choices that this sequence represents
+    cache_root: bytes | None = None  # salt of the answers that may get drafts from this one; None: no answers
     table: BlockTable | None = None  # None while waiting and after the end
     computed_tokens: int = 0
     published_blocks: int = 0
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache; None before first admission
-    lost_tokens: int = 0  # preempted tokens whose KV was released; 0 when running again
+    lost_tokens: int = 0  # tokens whose KV was released by a preemption; 0 after resumption
     swapped: Swapped | None = None  # KV in host memory, only while waiting
-    scored_tokens: int = 0  # prompt tokens after the first with reported log-probabilities
+    scored_tokens: int = 0  # prompt tokens with reported log-probabilities; the first token has none
     readable_blocks: int = 0  # blocks of a `prefill_only` request reported as readable so far
     pooled: tuple[float, ...] = ()  # sum of the chunks' pooled vectors so far
-    admitted_before: int = 0  # tokens of prompts admitted while it waited for a block
-    overtaken_tokens: int = 0  # tokens of younger prompts computed before it
+    admitted_before: int = 0  # tokens of other prompts admitted while this one waited for a block
+    overtaken_tokens: int = 0  # tokens of younger prompts computed while this one was passed over
     known_tokens: int = 0  # leading tokens that were cached when it began to wait
     drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
     session: Session | None = None
@@ -135,7 +135,7 @@ class ScheduledSequence:
 
     @property
     def pending_tokens(self) -> int:
-        """Tokens to compute, without those that are probably cached or swapped out while it waits."""
+        """Number of tokens to compute; for a waiting sequence, without tokens probably cached or swapped out."""
         if self.table is not None:
             return self.uncomputed_tokens
         return len(self.token_ids) - max(self.known_tokens, self.swapped.tokens if self.swapped is not None else 0)
@@ -162,7 +162,7 @@ class ScheduledSequence:
         return self.made_tokens > 0 and self.choices == 1 and params.beam is None and params.most_drafted != 0
 
     def draws(self, chunk: Chunk) -> bool:
-        """Return whether the chunk's token is the sequence's newest one: false if its draft was wrong."""
+        """Return whether the chunk's sample is valid: false if the chunk's drafted token was wrong."""
         return not chunk.is_draft or (chunk.end == len(self.token_ids) and chunk.token_ids[0] == self.token_ids[-1])
 
     @property
@@ -172,7 +172,7 @@ class ScheduledSequence:
 
     @property
     def answer_tokens(self) -> int:
-        """Answer tokens including those of an earlier attempt: the offset of the next token."""
+        """Number of answer tokens, including those of earlier attempts. It is the offset of the next token."""
         return len(self.token_ids) - self.request.prompt_tokens
 
     @property
@@ -215,8 +215,8 @@ class ScheduledSequence:
     def reusable_hashes(self, block_tokens: int) -> list[bytes]:
         """Return the hashes of blocks that need not be computed if they are cached.
 
-        The newest token is always computed, for its logits; so is every token of a prompt whose log-probabilities are
-        requested or whose tokens are all pooled.
+        The newest token is always computed, for its logits. All tokens of a prompt are computed if log-probabilities of
+        the prompt are requested or all its tokens are pooled.
         """
         if self.hashes is None or (self.request.params.prompt_logprobs is not None and not self.made_tokens):
             return []
@@ -225,12 +225,12 @@ class ScheduledSequence:
         return self.hashes.first((len(self.token_ids) - 1) // block_tokens, self.token_ids)
 
     def makes(self, number: int, block_hash: bytes) -> bool:
-        """Return whether block `number` of its prompt has this hash and is yet to be published."""
+        """Return whether this prompt will publish its block `number`, and the block has this hash."""
         own = self.request.block_hashes[number : number + 1]
         return self.is_prompt and own == (block_hash,) and self.published_blocks <= number
 
     def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:
-        """Return the samples of the next token of every choice; all share the token history, if it is needed.
+        """Return the samples of the next token, one for each choice. They share the token history, if needed.
 
         `drafted`: tokens assumed to precede the next token.
         """
@@ -270,7 +270,7 @@ class ScheduledSequence:
         return tuple(number / divisor for number in self.pooled) if ended else ()
 
     def fork(self, choice: int, block_tokens: int) -> "ScheduledSequence":
-        """Return another choice of the same prompt that shares all blocks with KV."""
+        """Return the sequence of another choice, which shares all blocks that contain KV."""
         return ScheduledSequence(
             self.request,
             ArrivalKey(self.arrival_key.arrival, choice),
@@ -313,7 +313,7 @@ class ArrivalOrder:
         return sequence.arrival_key in self._sequences
 
     def __iter__(self) -> Iterator[ScheduledSequence]:
-        """Iterate from the oldest; the order must not change meanwhile."""
+        """Iterate from the oldest sequence; the order must not change during the iteration."""
         return map(self._sequences.__getitem__, self._keys)
 
     def __len__(self) -> int:
@@ -321,7 +321,7 @@ class ArrivalOrder:
 
 
 def next_chunk(sequence: ScheduledSequence, budget_tokens: int) -> Chunk:
-    """Return a chunk of the next tokens, at most `budget_tokens`. If it has the newest one, it samples all choices."""
+    """Return a chunk of at most `budget_tokens` next tokens. With the newest token, the chunk samples all choices."""
     start = sequence.computed_tokens
     token_ids = sequence.token_ids[start : start + budget_tokens]
     request, top = sequence.request, sequence.request.params.prompt_logprobs
@@ -364,11 +364,11 @@ class PlanBuilder:
         return len(chunk.token_ids)
 
     def follow(self, sequence: ScheduledSequence, place: int) -> None:
-        """Add the token that chunk `place` of the previous step will sample."""
+        """Add a chunk for the token that chunk `place` of the previous step will sample."""
         self._add_ahead(sequence, UNKNOWN, 1, sequence.samples(), follows=place)
 
     def guess(self, sequence: ScheduledSequence, drafted: Sequence[int]) -> None:
-        """Add the last of the `drafted` tokens, which are assumed to follow the newest token."""
+        """Add a chunk for the last of the `drafted` tokens, which are assumed to follow the newest token."""
         self._add_ahead(sequence, drafted[-1], len(drafted), sequence.samples(drafted), is_draft=True)
 
     def _add_ahead(
@@ -390,16 +390,16 @@ class PlanBuilder:
         self.chunks.append(chunk)
 
     def finish(self) -> Plan | None:
-        """Return the plan, or None if there is nothing to do. Each sequence that it swaps in has a chunk too."""
+        """Return the plan, or None if there is nothing to do. Every sequence that is swapped in also has a chunk."""
         if not self.chunks and not self.swaps_out:
             return None
         return Plan(tuple(self.chunks), tuple(self.copies), tuple(self.swaps_out), tuple(self.swaps_in))
 
 
 class StepsInFlight:
-    """Steps planned but not committed, and finished sequences whose KV such a step still writes.
+    """Steps planned but not committed, and finished sequences whose blocks such a step still writes.
 
-    No other sequence may get their blocks before that step is finished.
+    These blocks are released when no step in flight writes to them any more.
     """
 
     def __init__(self) -> None:
@@ -422,7 +422,7 @@ class StepsInFlight:
         self._steps.append(tuple(sequences))
 
     def finish(self) -> tuple[ScheduledSequence, ...]:
-        """Complete the oldest step: release blocks kept only for it, and return its sequences."""
+        """Complete the oldest step and return its sequences. Release blocks that no later step writes."""
         done = self._steps.popleft()
         kept = [sequence for sequence in self._ended if self._writes(sequence)]
         for sequence in self._ended:

@@ -1,11 +1,12 @@
 """Number of drafted tokens that each answer verifies in a step, chosen by their cost and acceptance rate. Pure.
 
-Speculative decoding (Leviathan, Kalman, Matias, 2023) that never changes the answer: every drafted token is a row next
-to that of the newest token, sampled with the random number of its own position. Samples are kept up to the first that
-differs from its draft, so the tokens equal those of one-by-one decoding.
+Speculative decoding (Leviathan, Kalman, Matias, 2023) that never changes the answer. A step computes one row for the
+newest token of an answer and one row for each drafted token. Every row samples with the random number of its position.
+Samples are kept up to the first that differs from the draft, so the tokens equal those of one-by-one decoding.
 
 Steps without prompt tokens are timed by their number of rows. A drafted row pays if it raises the expected tokens per
-second of the step. If drafting itself takes time, that time is part of the step and is decided on first.
+second of the step. If drafting takes time, that time counts as part of the step, and the number of drafted tokens is
+chosen before drafting.
 """
 
 import math
@@ -23,35 +24,35 @@ from baton.engine.scheduler.estimator import OnlineEstimator
 
 INITIAL_RATE = 0.5  # acceptance rate assumed at the start
 INITIAL_RATE_COSTLY = 0.7  # acceptance rate assumed for a draft model, which was chosen for its target model
-PRIOR_WEIGHT = 4.0  # in one answer's rate, the shared rate weighs as much as this many drafts
+PRIOR_WEIGHT = 4.0  # weight of the shared rate in one answer's rate, as a number of drafted tokens
 DECAY = 0.95  # decay of an answer's counts, per draft
-SHARED_WEIGHT = 0.05  # weight of one draft in the shared rate; the first ones weigh more
-INITIAL_WEIGHT = 2  # the initial rate weighs as much as this many drafts
-RELAX_RATE = 0.002  # per step without drafts: share of the way back to the initial rate, so that drafts are retried
+SHARED_WEIGHT = 0.05  # weight of one drafted token in the shared rate; the first tokens weigh more
+INITIAL_WEIGHT = 2  # weight of the initial rate in the shared rate, as a number of drafted tokens
+RELAX_RATE = 0.002  # fraction of the gap to the initial rate closed per step without drafts, to retry drafts later
 RELAX_RATE_COSTLY = 0.0005  # RELAX_RATE for a draft model, whose retries cost forward passes
-EXPLORE_EVERY = 32  # one in this many steps with drafts has one row more, since that may cost nothing
+EXPLORE_EVERY = 32  # one in this many steps with drafts has one extra row, because an extra row may cost nothing
 CATCH_UP_SHARE = 0.25  # time for a draft model to catch up, as a fraction of a step without drafts
 DRAFT_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)  # numbers of drafted tokens per step to choose from
 
 EWMA_WEIGHT = 0.1  # weight of a new step time
 OUTLIER_RATIO = 1.5  # cap of a measurement, as a multiple of the estimate
 FORGET_AFTER = 256  # measurements after which the estimate of a row count is forgotten
-FORGET_AFTER_EACH = 64  # FORGET_AFTER per measurement of the row count, so that a disturbed first one is forgotten soon
-ASSUMED_GROWTH = 0.25  # fraction of a step that doubling the rows is assumed to add until it is measured
+FORGET_AFTER_EACH = 64  # FORGET_AFTER for each measurement of a row count: a disturbed first one is forgotten soon
+ASSUMED_GROWTH = 0.25  # assumed increase of step time if rows double, as a fraction, until measured
 
 
 class RowCost:
     """Step time by number of rows, interpolated between measured numbers.
 
-    Fewer rows never take longer than more rows: so a disturbed first measurement does not make drafts seem free.
+    The time never decreases with more rows, so that a disturbed first measurement does not make drafts seem free.
     """
 
     def __init__(self) -> None:
         self._measured = OnlineEstimator(EWMA_WEIGHT, FORGET_AFTER, FORGET_AFTER_EACH)
-        self._expected: dict[int, float] = {}  # seconds by measured rows, ascending in both
+        self._expected: dict[int, float] = {}  # seconds by measured number of rows; both ascend
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Record a step time. Times of other row counts do not change, so that a wrong one affects no others."""
+        """Record a step time. Other row counts keep their measurements, so that a wrong time affects only one."""
         measured = self._measured.estimates.get(rows)
         self._measured.advance()
         self._measured.add(rows, seconds if measured is None else min(seconds, OUTLIER_RATIO * measured.seconds))
@@ -76,7 +77,7 @@ class RowCost:
         if len(measured) == 1:
             return self._expected[measured[0]] * (1.0 + ASSUMED_GROWTH * (rows / measured[0] - 1.0))
         index = bisect_left(measured, rows)
-        # Outside the measured range, extrapolate from both of its ends: near neighbours differ by noise.
+        # Outside the measured range, extrapolate from its smallest and largest row count: close counts differ by noise.
         low, high = (measured[index - 1], measured[index]) if 0 < index < len(measured) else (measured[0], measured[-1])
         low_s, high_s = self._expected[low], self._expected[high]
         return max(low_s + (high_s - low_s) * (rows - low) / (high - low), low_s * min(1.0, rows / low))
@@ -154,7 +155,7 @@ class Speculation:
 
         `most_tokens`: maximum draft length. `target_s`: longest step with drafts. `drafter`: by default, lookup in
         prompt, answer and finished answers. `computes_alike`: whether steps with drafts cost the same per row as
-        steps without; false if only the latter are recorded as graphs.
+        steps without drafts; false if only steps without drafts are recorded as graphs.
         """
         if most_tokens < 1:
             raise ValueError(f"most_tokens is {most_tokens}; it must be at least 1")
@@ -187,7 +188,7 @@ class Speculation:
     def lengths(self, answers: int, candidates: Sequence[DraftCandidate], most_rows: int) -> list[int]:
         """Return the number of drafted tokens to verify per candidate. `answers`: rows of the step without drafts."""
         drafts, counts = [each.drafts for each in candidates], [len(each.token_ids) for each in candidates]
-        # The number of a draft model's tokens was chosen before drafting, unlike that of tokens that a grammar forces.
+        # The counts of a draft model's tokens were chosen before drafting; tokens forced by a grammar change them.
         if self._costly is None or any(each.bound for each in drafts):
             counts = self._chosen(drafts, counts, most_rows - answers, sum(map(bool, counts)) == answers)
         self.prices = self._prices(answers, sum(counts))
@@ -204,7 +205,7 @@ class Speculation:
     def judge(self, drafts: SequenceDrafts, drafted: int, accepted: int) -> None:
         """Record that the first `accepted` of the drafted tokens were right."""
         self.done = self.done.and_one(drafted, accepted, self.prices.plain_s)
-        judged = [True] * accepted + [False] * (accepted < drafted)  # tokens after a wrong one were not tested
+        judged = [True] * accepted + [False] * (accepted < drafted)  # tokens after the first wrong one do not count
         for is_right in judged[drafts.bound :]:
             drafts.right = DECAY * drafts.right + is_right
             drafts.wrong = DECAY * drafts.wrong + (not is_right)
@@ -214,9 +215,10 @@ class Speculation:
     def _worth_drafting(
         self, drafter: CostlyDrafter, answers: Sequence[JudgedAnswer], most: Sequence[int], most_rows: int
     ) -> list[int]:
-        """Return the tokens to draft for each answer; let the drafter catch up with new answers if that pays.
+        """Return the number of tokens to draft per answer. Let the drafter catch up with new answers if that pays.
 
-        New answers count as having drafts: otherwise each one would stop the drafts of all others for a while.
+        New answers count as having drafts: otherwise the limit for steps with undrafted answers (`_longest_s`) could
+        stop the drafts of all answers until the drafter has caught up.
         """
         offers, drafts = drafter.offers(answers, most), [each.drafts for each in answers]
         rows = most_rows - len(answers)
@@ -250,7 +252,7 @@ class Speculation:
         all_draft: bool,
         drafter: CostlyDrafter | None = None,
     ) -> list[int]:
-        """Return how many of each answer's `counts` drafted tokens pay, at most `most` together.
+        """Return the number of drafted tokens that pay for each answer: at most its `counts`, and `most` in total.
 
         `drafter`: draft model, if drafting takes time.
         """
@@ -272,7 +274,7 @@ class Speculation:
     def _worthwhile(self, answers: int, chances: Sequence[float], drafting: Sequence[float], all_draft: bool) -> int:
         """Return the number of drafted tokens that maximises the expected tokens per second.
 
-        `chances`: acceptance probabilities, descending. `drafting`: seconds to draft the first 0, 1, 2, … of them.
+        `chances`: acceptance probabilities, descending. `drafting`: at index n, seconds to draft the first n tokens.
         """
         own_s = self._cost.expected_s(answers)
         if own_s is None:
@@ -295,7 +297,7 @@ class Speculation:
         return None if seconds is None else seconds + drafting[drafted]
 
     def _expected_s(self, answers: int, drafted: int) -> float | None:
-        """Return the expected step time, excluding drafting. Unmeasured steps with drafts count as those without."""
+        """Return the expected step time, excluding drafting; from steps without drafts until others are measured."""
         seconds = self._drafted_cost.expected_s(answers + drafted) if drafted else None
         return self._cost.expected_s(answers + drafted) if seconds is None else seconds
 
@@ -307,20 +309,20 @@ class Speculation:
         return StepPrices(plain_s, max(0.0, whole_s + self.drafting_s - plain_s))
 
     def _longest_s(self, own_s: float, all_draft: bool) -> float:
-        """Return the maximum time of a step with drafts: answers without drafts must not wait much longer."""
+        """Return the maximum time of a step with drafts; PROMISED_SHARE limits it if some answers have no drafts."""
         if not all_draft:
             return (1.0 + PROMISED_SHARE) * own_s
         return math.inf if self._target_s is None else reachable(self._target_s, own_s)
 
 
 def drafting_s(positions: Sequence[int], drafter: CostlyDrafter | None) -> list[float]:
-    """Return the seconds to draft the first 0, 1, 2, … tokens. `positions`: index of each token in its draft.
+    """Return, at index n, the seconds to draft the first n tokens. `positions`: index of each token in its draft.
 
     Each pass drafts one token for several answers. Without a draft model, drafts take no time.
     """
     if drafter is None:
         return [0.0] * (len(positions) + 1)
-    sums, answers = [0.0], Counter[int]()  # number of answers by position
+    sums, answers = [0.0], Counter[int]()  # number of answers with a drafted token at each position
     for position in positions:
         before_s = drafter.seconds(answers[position]) if answers[position] else 0.0
         answers[position] += 1

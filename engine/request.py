@@ -291,7 +291,9 @@ def _check_answered(request: Request) -> None:
     """Check a request that continues an answer. Raises: RequestRefused."""
     params, answered_tokens = request.params, request.answered_tokens
     if not 0 < answered_tokens < min(len(request.token_ids), params.max_tokens):
-        raise RequestRefused(f"answered_tokens: {answered_tokens} leaves no prompt or no token to generate")
+        raise RequestRefused(
+            f"answered_tokens is {answered_tokens}: it must be at least 1, and below the token count and max_tokens"
+        )
     if params.n != 1 or params.beam is not None or params.prompt_logprobs is not None:
         raise RequestRefused("a continued answer allows neither n > 1 nor beams nor prompt_logprobs")
 

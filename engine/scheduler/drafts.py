@@ -76,7 +76,7 @@ class CostlyDrafter(Drafter, Protocol):
 
     @property
     def least_room_s(self) -> float:
-        """Minimum time that `catch_up` needs to compute more tokens than an answer generates per step."""
+        """Minimum `room_s` of `catch_up`: with less per step, the drafter falls further behind the answers."""
 
     def catch_up(self, answers: Sequence[AnswerSoFar], room_s: float) -> float:
         """Let the drafter process earlier tokens of the answers that it has not seen yet (see Offer), in order.

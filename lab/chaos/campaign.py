@@ -22,7 +22,7 @@ PERIOD_S = 0.15
 WHOLE_S = 60.0  # longest time from the end of a fault until the disturbed processes serve again
 AHEAD = 8  # number of planned faults among which the next one is chosen
 TRIES = 4  # most attempts for a fault that finds nothing to break or is not proven
-BACK = 3  # number of planned faults that are injected before a retry
+BACK = 3  # number of other faults that are injected before a failed one is tried again
 
 
 class Soundness(Background):

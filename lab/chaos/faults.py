@@ -108,7 +108,9 @@ def spread(hosts: int) -> Hosts:
     """
     if not LEAST_HOSTS <= hosts <= MOST_HOSTS:
         limits = f"from {LEAST_HOSTS} to {MOST_HOSTS}"
-        raise ValueError(f"{hosts} hosts: {limits}, so that each role is on two and no host is empty")
+        raise ValueError(
+            f"{hosts} hosts are not possible: use {limits}, so that each role runs on two hosts and no host is empty"
+        )
     names = [f"host-{number}" for number in range(1, hosts)]
     placed: dict[str, tuple[str, ...]] = {FIRST_HOST: ("redis", *ROUTERS), **dict.fromkeys(names, ())}
     for number, worker in enumerate(WORKERS):

@@ -402,7 +402,10 @@ class CreditRequester:
 
 
 def credit_request(unmet: Unmet, asked: str | None) -> CreditRequest | None:
-    """Return the loan to request; None if this router's share on a worker suffices. `asked`: current lender."""
+    """Return the credit to borrow, and from which worker; None if this router's share on some worker suffices.
+
+    `asked`: worker that lends already, which is preferred.
+    """
     request = unmet.request
     workers = [worker for worker in unmet.workers if worker.role is WorkerRole.DECODE]
     workers = [worker for worker in workers if ineligible(request, worker) not in NEVER]

@@ -232,7 +232,7 @@ def check_received(asked: ResumeRequest, request: PreparedRequest, vocab_size: i
 
 
 def without_sent(request: PreparedRequest, received: ReceivedAnswer) -> PreparedRequest:
-    """Return the request; without log-probabilities of the prompt if the client has received the complete prompt."""
+    """Remove the request for log-probabilities of the prompt if the client has already received all of them."""
     if received.prompt_tokens < len(request.token_ids):
         return request
     return replace(request, sampling=replace(request.sampling, prompt_logprobs=None))

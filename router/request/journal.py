@@ -13,7 +13,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -227,7 +227,7 @@ class Journal:
         self._changed.clear()
         while self._noted and not is_cancelled():
             batch = self._batch()
-            if not await self._write(tuple(batch.values())):
+            if not await self._write(batch):
                 for entry in batch:
                     self._noted.setdefault(entry.key, entry)
                 return
@@ -254,12 +254,12 @@ class Journal:
             return None
         return JournalChange(entry.key, max(1, round(left_s * 1e3)), value, entry.seize)
 
-    async def _write(self, changes: Sequence[JournalChange]) -> bool:
+    async def _write(self, changes: Mapping[JournalEntry, JournalChange]) -> bool:
         """Write changes, and return whether the store answered."""
         if not changes:
             return True
         try:
-            seized = await self._store.write(changes)
+            seized = await self._store.write(tuple(changes.values()))
         except RegistryUnavailable as error:
             self.counts.failed += len(changes)
             if not self.problem:
@@ -273,10 +273,9 @@ class Journal:
             for live in tuple(self._live.values()):
                 if live.record.places:
                     self._put(live)
-        for change in changes:
-            entry = self._live.get(change.key)
-            if entry is None:
-                continue
+        for entry, change in changes.items():
+            if self._live.get(entry.key) is not entry:
+                continue  # closed, perhaps while the store was called: the change says nothing about a newer stream
             if change.value is not None:
                 entry.seize = False  # the record is taken over only when a value was written
             if change.key in seized:

@@ -130,11 +130,17 @@ class Store:
     written: list[JournalChange] = field(default_factory=list)
     answers: bool = True
     seized: tuple[str, ...] = ()
+    answering: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while writes are answered."""
+
+    def __post_init__(self) -> None:
+        self.answering.set()
 
     async def write(self, changes: Sequence[JournalChange]) -> tuple[str, ...]:
         if not self.answers:
             raise RegistryUnavailable("gone")
         self.written += changes
+        await self.answering.wait()
         return self.seized
 
     async def read(self, key: str) -> bytes | None:
@@ -256,6 +262,27 @@ async def test_a_stream_that_another_router_seized_is_told_so_and_one_resumed_he
     assert world.store.written[-1].seize
     assert world.last.places == (AttemptLocation("b:2", 4),)
     assert not (await _settled(world, new)).seize
+
+
+async def test_resumed_stream_outlives_the_pending_write_of_an_earlier_stream_whose_record_was_seized() -> None:
+    """The client left this router, resumed at another one, and came back while the first stream's end was written."""
+    world = World(Store(seized=("k",)))
+    earlier = world.journal.open("k", 1, request(), "tiny", 130.0)
+    earlier.placed(AttemptLocation("a:1", 1))
+    earlier.end()
+    world.store.answering.clear()
+    writing = asyncio.create_task(world.journal.write())
+    async with asyncio.timeout(10):
+        while not world.store.written:
+            await asyncio.sleep(0)
+    resumed = world.journal.open("k", 2, request(), "tiny", 130.0, seize=True)
+    world.store.answering.set()
+    await writing
+    resumed.placed(AttemptLocation("b:2", 2))
+    world.store.seized = ()
+    await world.journal.write()
+    assert world.ended == []
+    assert world.store.written[-1].seize
 
 
 async def test_a_stream_that_is_resumed_seizes_its_record_with_the_first_place_however_late_that_comes() -> None:

@@ -118,7 +118,8 @@ def _needed_bytes(sizing: KvSizing, batch: int) -> int:
 def config_folder(model: str) -> Path:
     """Return the folder with config.json, fetching only that file from the hub. Raises: CommandFailed."""
     given = Path(model).expanduser()
-    folder = given.parent if given.is_file() else find_folder(model, ["config.json"])
+    is_config = given.is_file() and given.suffix == ".json"
+    folder = given.parent if is_config else find_folder(model, ["config.json"])
     if not (folder / "config.json").is_file():
         raise CommandFailed(f"{folder} has no config.json")
     return folder

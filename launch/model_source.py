@@ -1,17 +1,19 @@
 """Choice of the checkpoint folder: a given folder or hub id, else the demo model or a tiny random one."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.launch import CommandFailed
 from baton.process.registry.worker_record import AdapterFolder, parse_adapters
+from baton.text.gguf.folder import folder_of
+from baton.text.gguf.header import SUFFIX, GgufRefused, parts_of
 
 # Formats of weights that are never loaded, since loading them runs code.
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 FILE_KINDS = {
-    ".gguf": "a GGUF file of llama.cpp",
     ".safetensors": "a file of weights",
     **dict.fromkeys(PICKLED, "a file of pickled weights"),
 }
@@ -46,7 +48,14 @@ def find_model(given: str | None, root: Path, scratch: Path, flag: str = "--mode
         return _demo_model(root, scratch)
     folder = find_folder(given, HUB_PATTERNS, flag)
     _check(folder)
-    return ModelSource(folder, folder.name if Path(given).expanduser().is_dir() else given)
+    return ModelSource(folder, _name_of(given, folder))
+
+
+def _name_of(given: str, folder: Path) -> str:
+    path = Path(given).expanduser()
+    if path.suffix.lower() == SUFFIX and path.is_file():
+        return path.name[: -len(SUFFIX)]
+    return path.resolve().name if path.is_dir() else given
 
 
 def find_folder(given: str, patterns: Sequence[str], flag: str = "--model") -> Path:
@@ -56,12 +65,40 @@ def find_folder(given: str, patterns: Sequence[str], flag: str = "--model") -> P
     """
     folder = Path(given).expanduser()
     if folder.is_dir():
-        return folder.resolve()
+        return _gguf_folder(folder, flag) or folder.resolve()
+    if folder.suffix.lower() == SUFFIX and folder.is_file():
+        return _made_folder(folder, flag)
     if folder.exists():
         raise ModelNotUsable(f"{flag} {given}: {_file_instead(folder)}")
     if folder.is_absolute() or given.startswith((".", "~")) or given.count("/") != 1:
         raise ModelNotUsable(f"{flag} {given}: there is no such folder, and a hub id looks like owner/name")
     return _download(given, patterns, flag)
+
+
+def _gguf_folder(folder: Path, flag: str) -> Path | None:
+    """Return the checkpoint folder of the GGUF file in `folder`; None if it has a config.json or no GGUF file."""
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if not files or (folder / "config.json").exists():
+        return None
+    with refused(flag, folder):
+        parts = parts_of(files[0])
+    if set(files) != set(parts):
+        names = ", ".join(file.name for file in files)
+        raise ModelNotUsable(f"{flag} {folder}: has several models ({names}); give one of these files")
+    return _made_folder(files[0], flag)
+
+
+def _made_folder(file: Path, flag: str) -> Path:
+    with refused(flag, file):
+        return folder_of(file)
+
+
+@contextmanager
+def refused(flag: str, given: Path) -> Iterator[None]:
+    try:
+        yield
+    except GgufRefused as error:
+        raise ModelNotUsable(f"{flag} {given}: {error}") from error
 
 
 def _file_instead(path: Path) -> str:
@@ -73,8 +110,6 @@ def _file_instead(path: Path) -> str:
         return f"{kind}, which is not read, since loading it would run code; {CONVERT}"
     if (path.parent / "config.json").is_file():
         return f"{kind}, and a model is its folder; give {path.parent}"
-    if path.suffix.lower() == ".gguf":
-        return f"{kind}, which is not read without the config.json and tokenizer.json of its model; {CONVERT}"
     return f"{kind} without config.json and tokenizer.json in its folder; give the folder of a complete checkpoint"
 
 
@@ -123,17 +158,11 @@ def _check(folder: Path) -> None:
     if pickled and not suffixes & {".safetensors", ".gguf"}:
         raise ModelNotUsable(f"{folder / pickled[0]}: {_file_instead(folder / pickled[0])}")
     if not (folder / "config.json").is_file():
-        if ".gguf" in suffixes:
-            raise ModelNotUsable(f"{folder} has only GGUF files: {_file_instead(folder / _first(names, '.gguf'))}")
         raise ModelNotUsable(f"{folder} is not a checkpoint: it has no config.json")
     if not suffixes & {".safetensors", ".gguf"}:
         raise ModelNotUsable(f"{folder} has no *.safetensors and no *.gguf; other formats are not read")
     if not (folder / "tokenizer.json").is_file():
         raise ModelNotUsable(f"{folder} has no tokenizer.json")
-
-
-def _first(names: Mapping[str, str], suffix: str) -> str:
-    return min(name for name in names if names[name] == suffix)
 
 
 def _download(hub_id: str, patterns: Sequence[str], flag: str) -> Path:

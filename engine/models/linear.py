@@ -390,10 +390,16 @@ def _triton_8_bits(weight: Int8Weight | Fp8Weight, backend: MatmulBackend) -> Li
     return KernelLinear(QuantisedWeight(weight.numbers, weight.scales), None, weight.bias)
 
 
+EXPANDED_ROWS = 4096  # rows of a GGUF tensor that are dequantised together, so that float32 copies remain small
+
+
 def _gguf(weight: GgufWeight, backend: MatmulBackend) -> Linear:
-    if weight.type in PLAIN_TYPES:
-        return backend.linear(PlainWeight(dequantise(weight.rows, weight.type).to(backend.dtype), weight.bias))
-    return GgufLinear(weight)
+    return _expanded_gguf(weight, backend) if weight.type in PLAIN_TYPES else GgufLinear(weight)
+
+
+def _expanded_gguf(weight: GgufWeight, backend: MatmulBackend) -> Linear:
+    numbers = torch.cat([dequantise(rows, weight.type).to(backend.dtype) for rows in weight.rows.split(EXPANDED_ROWS)])
+    return backend.linear(PlainWeight(numbers, weight.bias))
 
 
 MAKERS: dict[tuple[Kernels, type[Weight]], Callable[[Any, MatmulBackend], Linear]] = {
@@ -412,6 +418,7 @@ MAKERS: dict[tuple[Kernels, type[Weight]], Callable[[Any, MatmulBackend], Linear
     (Kernels.NATIVE, Int8Weight): _packed_int8,
     (Kernels.NATIVE, Int4Weight): _packed_int4,
     (Kernels.NATIVE, Fp4Weight): _packed_fp4,
+    (Kernels.NATIVE, GgufWeight): _expanded_gguf,
 }
 
 

@@ -9,6 +9,8 @@ import torch
 
 from baton.engine.load import device_named
 from baton.engine.weights.formats import WeightFormat
+from baton.text.gguf.folder import folder_of
+from baton.text.gguf.header import SUFFIX, GgufRefused
 from baton.text.model_options import GPU_MEMORY_UTILIZATION, SPECULATIVE_TOKENS, KvCacheDtype
 from baton.text.speculation import MOST_SPECULATIVE_TOKENS
 
@@ -136,11 +138,16 @@ class EngineArgs:
 
 
 def model_folder(name: str) -> Path:
-    """Return a checkpoint's folder. `name`: a folder, or a Hugging Face id, which is downloaded unless cached.
+    """Return a checkpoint's folder. `name`: a folder, a GGUF file, or a Hugging Face id, which is downloaded unless cached.
 
     Raises: ValueError.
     """
     folder = Path(name).expanduser()
+    if folder.suffix.lower() == SUFFIX and folder.is_file():
+        try:
+            return folder_of(folder)
+        except GgufRefused as error:
+            raise ValueError(str(error)) from error
     if folder.is_dir():
         return folder.resolve()
     if folder.exists():

@@ -12,17 +12,17 @@ from safetensors import safe_open
 
 from baton.engine.config.model_config import ModelError, read_json
 from baton.engine.weights.formats import (
-    GGUF_SUFFIX,
     INDEX_FILE,
     MADE_WHILE_LOADING,
     SINGLE_FILE,
     WeightFormat,
-    gguf_file,
+    gguf_files,
     is_gguf,
     weight_format,
 )
-from baton.engine.weights.gguf_file import GgufTensor, read_header
 from baton.engine.weights.weight import GROUP_INPUTS, is_quantisable
+from baton.text.gguf.header import SUFFIX as GGUF_SUFFIX
+from baton.text.gguf.header import GgufTensor, read_header, read_model_header
 from baton.text.host.files import reading, reads
 
 SAMPLE_BYTES = 64 * 1024
@@ -39,7 +39,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         if (folder / SINGLE_FILE).is_file():
             return (folder / SINGLE_FILE,)
         if is_gguf(folder):
-            return (gguf_file(folder),)
+            return gguf_files(folder)
         raise ModelError(
             f"{folder}: neither {SINGLE_FILE}, {INDEX_FILE} nor a *{GGUF_SUFFIX}; only safetensors and GGUF are read"
         )
@@ -100,7 +100,7 @@ CHANNEL_SCALE_BYTES = 4
 GROUP_BYTES = 3  # bytes of a group's scale and zero point
 NOT_PROJECTIONS = ("embed_tokens", "wte", "wpe", "embed_positions", "_proj_bias")
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
-HEAD = "lm_head.weight"
+HEADS = ("lm_head.weight", "output.weight")
 WORD_BYTES = 4
 
 
@@ -168,7 +168,7 @@ class LoadedBytes:
     @property
     def head(self) -> int:
         """Bytes of the output head; 0 if the checkpoint has none of its own."""
-        return self.tensors.get(HEAD, 0)
+        return max(self.tensors.get(name, 0) for name in HEADS)
 
 
 @reads(ModelError)
@@ -195,7 +195,8 @@ def loaded_bytes(
     """
     files = weight_files(folder)
     if format is WeightFormat.GGUF:
-        return LoadedBytes({t.name: _gguf_bytes(t, number_bytes) for t in read_header(files[0]).tensors.values()})
+        tensors = read_model_header(files[0]).tensors
+        return LoadedBytes({name: _gguf_bytes(each, number_bytes, packed) for name, each in tensors.items()})
     found = {}
     for path in files:
         for name, tensor in read_safetensors_header(path).items():
@@ -240,6 +241,7 @@ def _safetensor_bytes(tensor: TensorShape, format: WeightFormat, number_bytes: i
     return tensor.loaded_bytes(kept, number_bytes)
 
 
-def _gguf_bytes(tensor: GgufTensor, number_bytes: int) -> int:
-    is_kept = len(tensor.shape) > 1 and tensor.name != "token_embd.weight"
+def _gguf_bytes(tensor: GgufTensor, number_bytes: int, packed: bool) -> int:
+    """Return a GGUF tensor's bytes in memory. The CPU's native kernels read plain numbers, so all types are expanded."""
+    is_kept = len(tensor.shape) > 1 and tensor.name != "token_embd.weight" and not packed
     return tensor.stored_bytes if is_kept else math.prod(tensor.shape) * number_bytes

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from baton.engine.config.model_config import ModelError, read_json
+from baton.text.gguf.header import SUFFIX as GGUF_SUFFIX
+from baton.text.gguf.header import parts_of
 from baton.text.host.files import reads
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-GGUF_SUFFIX = ".gguf"
 
 
 class WeightFormat(StrEnum):
@@ -79,15 +80,14 @@ def is_gguf(folder: Path) -> bool:
     return any(folder.glob(f"*{GGUF_SUFFIX}"))
 
 
-def gguf_file(folder: Path) -> Path:
-    """Return the GGUF file in `folder`. Raises: ModelError unless there is exactly one."""
+def gguf_files(folder: Path) -> tuple[Path, ...]:
+    """Return the GGUF file in `folder`, or all parts of a split one. Raises: ModelError if there are several models."""
     files = sorted(folder.glob(f"*{GGUF_SUFFIX}"))
-    if len(files) != 1:
+    parts = parts_of(files[0])
+    if set(files) != set(parts):
         names = ", ".join(file.name for file in files)
-        raise ModelError(
-            f"{folder}: has {len(files)} GGUF files ({names}); a model must be one file, in a folder of its own"
-        )
-    return files[0]
+        raise ModelError(f"{folder}: has {len(files)} GGUF files ({names}), not one model; give the file itself")
+    return parts
 
 
 def packed_format(config: Mapping[str, Any]) -> PackedFormat | None:

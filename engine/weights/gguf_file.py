@@ -1,229 +1,76 @@
-"""GGUF files, versions 2 and 3: tensor descriptions, names, and dequantisation of blocks.
+"""Tensors of GGUF files: names, row order, and dequantisation of blocks.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and ggml-common.h for the blocks.
+Blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. Names and row order are those of llama.cpp's
+converter, convert_hf_to_gguf.py.
 """
 
-import mmap
-import struct
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 
 import torch
 
-from baton.engine.config.model_config import ModelError
+from baton.kernels.types import E2M1
+from baton.text.gguf.header import BLOCKS, TensorType
 
-MAGIC = b"GGUF"
-VERSIONS = (2, 3)
-DEFAULT_ALIGNMENT = 32
-MOST_ENTRIES = 1 << 20  # maximum number of tensors or metadata, to reject invalid files early
-MOST_DIMENSIONS = 4
-STRING, ARRAY = 8, 9
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 SUB_BLOCKS = 8  # sub-blocks of 32 numbers in a block of Q4_K or Q5_K
-
-
-class TensorType(IntEnum):
-    """Supported tensor types of ggml."""
-
-    F32 = 0
-    F16 = 1
-    Q4_0 = 2
-    Q5_0 = 6
-    Q8_0 = 8
-    Q4_K = 12
-    Q5_K = 13
-    Q6_K = 14
-    BF16 = 30
-
-
 PLAIN_TYPES = (TensorType.F32, TensorType.F16, TensorType.BF16)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockShape:
-    """Block of `numbers` consecutive numbers of a row, stored in `size_bytes` bytes."""
-
-    numbers: int
-    size_bytes: int
-
-
-BLOCKS = {
-    TensorType.F32: BlockShape(1, 4),
-    TensorType.F16: BlockShape(1, 2),
-    TensorType.BF16: BlockShape(1, 2),
-    TensorType.Q4_0: BlockShape(32, 18),
-    TensorType.Q5_0: BlockShape(32, 22),
-    TensorType.Q8_0: BlockShape(32, 34),
-    TensorType.Q4_K: BlockShape(256, 144),
-    TensorType.Q5_K: BlockShape(256, 176),
-    TensorType.Q6_K: BlockShape(256, 210),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """Tensor description. `shape` is in torch's order: rows first."""
-
-    name: str
-    type: TensorType
-    shape: tuple[int, ...]
-    start: int  # byte offset in the file
-
-    @property
-    def row_bytes(self) -> int:
-        block = BLOCKS[self.type]
-        return self.shape[-1] // block.numbers * block.size_bytes
-
-    @property
-    def stored_bytes(self) -> int:
-        rows = 1
-        for size in self.shape[:-1]:
-            rows *= size
-        return rows * self.row_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class GgufHeader:
-    architecture: str
-    tensors: dict[str, GgufTensor]
-    size_bytes: int  # bytes before the first tensor
-
-
-def read_header(path: Path) -> GgufHeader:
-    """Read the header. Raises: ModelError if the file is not GGUF, is truncated, or has unsupported tensor types."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        reader = _Reader(content)
-        try:
-            return _header(reader, path)
-        except (struct.error, UnicodeDecodeError, KeyError) as error:
-            raise ModelError(f"{path}: not a GGUF file, or cut short: {error}") from error
-
-
-def map_file(path: Path) -> torch.Tensor:
-    """Map the file's bytes as uint8 without reading them."""
-    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
-
-
-def _header(reader: "_Reader", path: Path) -> GgufHeader:
-    if reader.take(4) != MAGIC or reader.number("I") not in VERSIONS:
-        raise ModelError(f"{path}: not a GGUF file of version {' or '.join(map(str, VERSIONS))}, little-endian")
-    tensor_count, metadata_count = reader.number("Q"), reader.number("Q")
-    if max(tensor_count, metadata_count) > MOST_ENTRIES:
-        raise ModelError(
-            f"{path}: the header announces {tensor_count} tensors and {metadata_count} metadata; "
-            f"at most {MOST_ENTRIES} of each are read"
-        )
-    metadata = {}
-    for _ in range(metadata_count):
-        key = reader.text()
-        metadata[key] = reader.value(reader.number("I"))
-    if int(metadata.get("split.count") or 1) > 1:
-        raise ModelError(f"{path}: one part of a split model; join its parts with llama-gguf-split --merge")
-    infos = [_tensor_info(reader, path) for _ in range(tensor_count)]
-    alignment = int(metadata.get("general.alignment") or DEFAULT_ALIGNMENT)
-    start = -(-reader.position // alignment) * alignment
-    tensors = {}
-    for info in infos:
-        tensor = GgufTensor(info.name, info.type, info.shape, start + info.start)
-        if tensor.start + tensor.stored_bytes > reader.size:
-            raise ModelError(f"{path}: cut short: tensor {tensor.name} ends beyond the file")
-        tensors[tensor.name] = tensor
-    return GgufHeader(str(metadata.get("general.architecture")), tensors, start)
-
-
-def _tensor_info(reader: "_Reader", path: Path) -> GgufTensor:
-    """Read a tensor's description. Its `start` is a byte offset in the tensor data, not yet in the file."""
-    name, dimensions = reader.text(), reader.number("I")
-    if not 1 <= dimensions <= MOST_DIMENSIONS:
-        raise ModelError(f"{path}: tensor {name} has {dimensions} dimensions; supported are 1 to {MOST_DIMENSIONS}")
-    shape = tuple(reversed([reader.number("Q") for _ in range(dimensions)]))
-    number, start = reader.number("I"), reader.number("Q")
-    try:
-        kind = TensorType(number)
-    except ValueError as error:
-        known = ", ".join(kind.name for kind in TensorType)
-        raise ModelError(f"{path}: tensor {name} has ggml type {number}; supported are {known}") from error
-    if shape[-1] % BLOCKS[kind].numbers:
-        raise ModelError(f"{path}: tensor {name} has rows of {shape[-1]} numbers, not complete {kind.name} blocks")
-    return GgufTensor(name, kind, shape, start)
-
-
-class _Reader:
-    """Sequential reader of values. Raises struct.error past the end of the file."""
-
-    def __init__(self, content: mmap.mmap) -> None:
-        self._content = content
-        self.position = 0
-        self.size = len(content)
-
-    def take(self, count: int) -> bytes:
-        end = self.position + count
-        if end > self.size:
-            raise struct.error("truncated inside a value")
-        taken = self._content[self.position : end]
-        self.position = end
-        return taken
-
-    def number(self, code: str) -> int:
-        return int(struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0])
-
-    def text(self) -> str:
-        return self.take(self.number("Q")).decode()
-
-    def value(self, kind: int) -> str | int | None:
-        """Read a text or integer. Skip arrays and other numbers, which are not needed, and return None for them."""
-        if kind == STRING:
-            return self.text()
-        if kind == ARRAY:
-            self._skip_array()
-            return None
-        code = SCALARS[kind]
-        if code in "fd":
-            self.take(struct.calcsize(f"<{code}"))
-            return None
-        return self.number(code)
-
-    def _skip_array(self) -> None:
-        kind, count = self.number("I"), self.number("Q")
-        if kind in SCALARS:
-            self.take(count * struct.calcsize(f"<{SCALARS[kind]}"))
-            return
-        for _ in range(count):
-            self.value(kind)
-
-
-ARCHITECTURES = {"llama": ("llama",), "mistral": ("llama", "mistral3"), "qwen2": ("qwen2",), "qwen3": ("qwen3",)}
-"""Architecture names in GGUF files, by model family."""
 
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 PARTS = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+    "input_layernorm": ("attn_norm",),
+    "pre_feedforward_layernorm": ("ffn_norm",),
+    "post_feedforward_layernorm": ("post_ffw_norm",),
+    "post_attention_layernorm": ("post_attention_norm", "ffn_norm"),
+    "self_attn.q_proj": ("attn_q",),
+    "self_attn.k_proj": ("attn_k",),
+    "self_attn.v_proj": ("attn_v",),
+    "self_attn.qkv_proj": ("attn_qkv",),
+    "self_attn.o_proj": ("attn_output",),
+    "self_attn.q_norm": ("attn_q_norm",),
+    "self_attn.k_norm": ("attn_k_norm",),
+    "mlp.gate_proj": ("ffn_gate",),
+    "mlp.up_proj": ("ffn_up",),
+    "mlp.gate_up_proj": ("ffn_up",),
+    "mlp.down_proj": ("ffn_down",),
+    "mlp.gate": ("ffn_gate_inp",),
+    "block_sparse_moe.gate": ("ffn_gate_inp",),
+    "mlp.shared_experts.gate_proj": ("ffn_gate_shexp",),
+    "mlp.shared_experts.up_proj": ("ffn_up_shexp",),
+    "mlp.shared_experts.down_proj": ("ffn_down_shexp",),
+    "experts.gate_proj": ("ffn_gate_exps",),
+    "experts.up_proj": ("ffn_up_exps",),
+    "experts.down_proj": ("ffn_down_exps",),
+    "experts.w1": ("ffn_gate_exps",),
+    "experts.w3": ("ffn_up_exps",),
+    "experts.w2": ("ffn_down_exps",),
 }
-UNUSED = {"rope_freqs.weight"}  # tensors that are not read, since config.json has the same numbers
-INTERLEAVED_ARCHITECTURES = ("llama",)
+"""Names in GGUF files of a layer's modules, the first one that the file has. A tensor of experts has all of a layer's."""
+CORRECTION, CORRECTION_TENSOR = "e_score_correction_bias", "exp_probs_b.bias"
+EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(.+)")
+UNUSED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+"""Tensors that are not read as weights, since config.json has the same numbers."""
+INTERLEAVED_ARCHITECTURES = ("llama", "mistral3", "granite", "smollm3")
 INTERLEAVED_MODULES = ("self_attn.q_proj", "self_attn.k_proj")
 
 
-def gguf_name(name: str) -> str | None:
-    """Return the GGUF name of a tensor such as `model.layers.3.mlp.up_proj.weight`: `blk.3.ffn_up.weight`, or None."""
+def gguf_names(name: str) -> tuple[str, ...]:
+    """Return the possible GGUF names of a tensor: `blk.3.ffn_up.weight` for `model.layers.3.mlp.up_proj.weight`."""
     module, _, kind = name.rpartition(".")
     if module in TOP:
-        return f"{TOP[module]}.{kind}"
+        return (f"{TOP[module]}.{kind}",)
     _, _, rest = module.partition("model.layers.")
     layer, _, part = rest.partition(".")
-    return f"blk.{layer}.{PARTS[part]}.{kind}" if part in PARTS else None
+    if kind == CORRECTION:
+        return (f"blk.{layer}.{CORRECTION_TENSOR}",)
+    expert = EXPERT.fullmatch(part)
+    return tuple(f"blk.{layer}.{each}.{kind}" for each in PARTS.get(f"experts.{expert[2]}" if expert else part, ()))
+
+
+def expert_of(name: str) -> int | None:
+    """Return the index of the expert that a tensor belongs to, if any."""
+    found = EXPERT.search(name)
+    return None if found is None else int(found[1])
 
 
 def is_interleaved(architecture: str, name: str) -> bool:
@@ -239,6 +86,11 @@ def halves_again(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
+def map_file(path: Path) -> torch.Tensor:
+    """Map the file's bytes as uint8 without reading them."""
+    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+
+
 def dequantise(stored: torch.Tensor, kind: TensorType) -> torch.Tensor:
     """Dequantise rows of stored bytes, uint8 `[rows, row bytes]`, to float32 `[rows, numbers]`.
 
@@ -246,7 +98,12 @@ def dequantise(stored: torch.Tensor, kind: TensorType) -> torch.Tensor:
     of a block]`; they may split the last dimension into sub-blocks.
     """
     blocks = stored.view(len(stored), -1, BLOCKS[kind].size_bytes)
-    return DEQUANTISERS[kind](blocks).reshape(len(stored), -1)
+    if kind in DEQUANTISERS:
+        return DEQUANTISERS[kind](blocks).reshape(len(stored), -1)
+    from transformers.integrations.gguf.dequant import dequantize  # it has the tables of the rare types
+
+    numbers: torch.Tensor = dequantize(stored, int(kind))
+    return numbers.view(len(stored), -1)
 
 
 def _plain(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -281,11 +138,31 @@ def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
     return _halves(blocks, 0) * (_nibbles(blocks[..., 2:], 16).float() - 8)
 
 
+def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
+    return _halves(blocks, 0) * _nibbles(blocks[..., 4:], 16).float() + _halves(blocks, 2)
+
+
+def _fifth_bits(words: torch.Tensor) -> torch.Tensor:
+    """Return the bits of a little-endian word as 0 or 16: bit i belongs to number i."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=words.device)
+    bits: torch.Tensor = ((words[..., None] >> shifts) & 1).flatten(-2) << 4
+    return bits
+
+
+def _q5_1(blocks: torch.Tensor) -> torch.Tensor:
+    codes = _nibbles(blocks[..., 8:], 16) | _fifth_bits(blocks[..., 4:8])
+    return _halves(blocks, 0) * codes.float() + _halves(blocks, 2)
+
+
+def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:
+    """Dequantise MXFP4: an exponent biased by 127, and codes of E2M1. The smallest exponents make denormal scales."""
+    values = torch.tensor(E2M1, device=blocks.device)[_nibbles(blocks[..., 1:], 16).int()]
+    return torch.ldexp(values, blocks[..., :1].int() - 127)
+
+
 def _q5_0(blocks: torch.Tensor) -> torch.Tensor:
-    """Dequantise Q5_0. The fifth bits are one little-endian word: bit i belongs to number i."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
-    high = ((blocks[..., 2:6, None] >> shifts) & 1).flatten(-2)
-    return _halves(blocks, 0) * ((_nibbles(blocks[..., 6:], 16) | (high << 4)).float() - 16)
+    codes = _nibbles(blocks[..., 6:], 16) | _fifth_bits(blocks[..., 2:6])
+    return _halves(blocks, 0) * (codes.float() - 16)
 
 
 def _sub_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -328,7 +205,10 @@ DEQUANTISERS = {
     TensorType.BF16: _plain(torch.bfloat16),
     TensorType.Q8_0: _q8_0,
     TensorType.Q4_0: _q4_0,
+    TensorType.Q4_1: _q4_1,
     TensorType.Q5_0: _q5_0,
+    TensorType.Q5_1: _q5_1,
+    TensorType.MXFP4: _mxfp4,
     TensorType.Q4_K: _q4_k,
     TensorType.Q5_K: _q5_k,
     TensorType.Q6_K: _q6_k,

@@ -19,21 +19,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from baton.engine.config.model_config import DecoderConfig, ModelConfig, ModelError, read_json
+from baton.engine.config.model_config import DecoderConfig, ModelError, read_json
 from baton.engine.parallel.shard import Shard
 from baton.engine.weights.experts import ExpertsApart, StoredTensors
 from baton.engine.weights.files import weight_files
 from baton.engine.weights.formats import PackedFormat, WeightFormat, packed_format
 from baton.engine.weights.gguf_file import (
-    ARCHITECTURES,
     UNUSED,
-    GgufTensor,
     dequantise,
-    gguf_name,
+    expert_of,
+    gguf_names,
     halves_again,
     is_interleaved,
     map_file,
-    read_header,
 )
 from baton.engine.weights.weight import (
     GROUP_INPUTS,
@@ -50,6 +48,8 @@ from baton.engine.weights.weight import (
     stack_int4,
     stacked,
 )
+from baton.text.gguf.config import ARCHITECTURES
+from baton.text.gguf.header import GgufTensor, read_model_header
 
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BODY = "model."
@@ -110,7 +110,7 @@ def open_weights(
         if format is WeightFormat.GGUF:
             gguf = GgufWeights(files[0], config, dtype, device)
             yield gguf
-            left = gguf.left - {gguf_name(name) for name in ignored}
+            left = gguf.left.difference(*map(gguf_names, ignored))
         else:
             stored = CheckpointTensors(files, stack, device, bar)
             packed = packed_format(read_json(folder / "config.json"))
@@ -350,28 +350,34 @@ class GgufWeights:
     Projections stay as stored. The embedding, and a head tied to it, are dequantised, since tokens look up single rows.
     """
 
-    def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        """Open the file. Raises: ModelError if its architecture differs from config.json."""
-        header = read_header(path)
-        if header.architecture not in ARCHITECTURES.get(config.family, ()):
+    def __init__(self, path: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        """Open the file, or all parts of the model that begins with it. Raises: GgufRefused, ModelError."""
+        header = read_model_header(path)
+        architecture = ARCHITECTURES.get(header.architecture)
+        if architecture is None or config.family not in architecture.families:
             raise ModelError(
-                f"{path}: architecture {header.architecture!r} does not fit config.json's {config.family!r}; "
-                f"supported are llama, mistral, qwen2 and qwen3"
+                f"{path}: architecture {header.architecture!r} does not fit config.json's {config.family!r}"
             )
         self._architecture = header.architecture
-        self._left = dict(header.tensors)
-        self._file = map_file(path)
-        self._head_dim = config.head_dim
+        self._tensors = header.tensors
+        self._left = dict.fromkeys(header.tensors)  # names of tensors that were not read yet
+        self._experts_left: dict[str, int] = {}
+        self._files = {part: map_file(part) for part in dict.fromkeys(each.path for each in header.tensors.values())}
+        self._config = config
         self._dtype = dtype
         self._device = device
 
     @property
     def left(self) -> set[str]:
-        return self._left.keys() - UNUSED
+        beyond = tuple(f"blk.{self._config.num_layers + index}." for index in range(self._config.unused_layers))
+        return {name for name in self._left if name not in UNUSED and not name.startswith(beyond)}
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         tensor = self._find(name, shape)
-        return dequantise(self._stored(tensor, name), tensor.type).view(shape).to(dtype or self._dtype)
+        numbers = dequantise(self._stored(tensor, name), tensor.type).view(shape)
+        if self._config.norm_offset and name.endswith("norm.weight"):
+            numbers = numbers - self._config.norm_offset  # llama.cpp stores the sum
+        return numbers.to(dtype or self._dtype)
 
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
         """Return projections of the same input: one weight if all have the same GGUF type, else a StackedWeight."""
@@ -386,19 +392,31 @@ class GgufWeights:
         return GgufWeight(rows, parts[0].type, stacked([part.bias for part in parts]))
 
     def _find(self, name: str, shape: tuple[int, ...]) -> GgufTensor:
-        known = gguf_name(name)
-        tensor = self._left.pop(known, None) if known else None
-        if tensor is None:
-            raise ModelError(f"the GGUF file has no tensor {known or name}")
-        if tensor.shape != shape:
-            raise ModelError(f"tensor {known} is {list(tensor.shape)}, config.json implies {list(shape)}")
+        """Return the description of a tensor, or of all experts' tensors of which it is one."""
+        known = gguf_names(name)
+        found = next((each for each in known if each in self._left), None)
+        if found is None:
+            raise ModelError(f"the GGUF file has no tensor {' or '.join(known) or name}")
+        tensor, expert = self._tensors[found], expert_of(name)
+        experts = self._config.experts
+        stacked_shape = shape if expert is None or experts is None else (experts.count, *shape)
+        if tensor.shape != stacked_shape:
+            raise ModelError(f"tensor {found} is {list(tensor.shape)}, config.json implies {list(stacked_shape)}")
+        left = self._experts_left.get(found, 1 if expert is None else tensor.shape[0]) - 1
+        self._experts_left[found] = left
+        if not left:
+            del self._left[found]
         return tensor
 
     def _stored(self, tensor: GgufTensor, name: str) -> torch.Tensor:
         """Copy a tensor's rows, uint8 [rows, bytes of a row], into the row order of Hugging Face's checkpoints."""
-        stored = self._file[tensor.start : tensor.start + tensor.stored_bytes].view(-1, tensor.row_bytes)
+        start, size, expert = tensor.start, tensor.stored_bytes, expert_of(name)
+        if expert is not None:
+            size //= tensor.shape[0]
+            start += expert * size
+        stored = self._files[tensor.path][start : start + size].view(-1, tensor.row_bytes)
         if is_interleaved(self._architecture, name):
             # A bias is stored as one row, so its numbers, not its rows, are reordered.
             moved = stored.view(tensor.shape[0], -1)
-            stored = halves_again(moved, self._head_dim).view(stored.shape)
+            stored = halves_again(moved, self._config.head_dim).view(stored.shape)
         return stored.to(self._device, copy=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from baton.engine.weights.formats import WeightFormat
-from baton.engine.weights.gguf_file import TensorType
+from baton.text.gguf.header import TensorType
 
 FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max  # the largest E4M3 number, 448
 INT8_LARGEST = 127

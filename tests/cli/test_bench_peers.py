@@ -19,7 +19,7 @@ from baton.lab.benchmarks.peers.compare import (
     run_peers_bench,
     verdict,
 )
-from baton.lab.benchmarks.peers.drivers import Stepped
+from baton.lab.benchmarks.peers.drivers import Stepped, ik_llamacpp_times
 from baton.lab.benchmarks.peers.lines import RoundWork
 from baton.lab.benchmarks.peers.process import (
     OURS,
@@ -124,6 +124,17 @@ def test_answers_that_end_early_are_no_measurement() -> None:
     )
     with pytest.raises(RuntimeError, match=r"2 answers of \d+ tokens ended after \d+ steps"):
         stepped.run(WORK)
+
+
+def test_times_of_ik_llama_cpp_come_from_the_last_row_of_its_table() -> None:
+    table = """
+|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |
+|-------|--------|------|--------|----------|----------|----------|----------|----------|----------|
+|   128 |     32 |    1 |    160 |    0.339 |   377.79 |    0.714 |    44.82 |    1.053 |   151.98 |
+"""
+    assert ik_llamacpp_times(table) == (0.339, 0.714)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        ik_llamacpp_times("out of memory")
 
 
 def start(tmp_path: Path, program: str) -> PeerProcess:

@@ -27,15 +27,15 @@ def test_find_model_incomplete_folder_names_missing_file(tmp_path: Path, missing
 @pytest.mark.parametrize(
     ("files", "given", "message"),
     [
-        (["m.gguf"], "m.gguf", r"m\.gguf: a GGUF file of llama\.cpp, which is not read without .*; convert it to"),
-        (["m.gguf", "config.json"], "m.gguf", "a GGUF file of llama.cpp, and a model is its folder; give"),
+        (["m.gguf"], "m.gguf", r"m\.gguf: not a GGUF file"),
         (["model.safetensors"], "model.safetensors", r"a file of weights without config\.json"),
         (["model.safetensors", "config.json"], "model.safetensors", "a file of weights, and a model is its folder"),
         (["pytorch_model.bin"], "pytorch_model.bin", "pickled weights, which is not read, since .*; convert it to"),
         (["model.PT"], "model.PT", "a file of pickled weights"),
         (["notes.txt"], "notes.txt", "not a folder; give the folder of a checkpoint"),
         ([], ".", "is empty; give the folder of a checkpoint"),
-        (["a-00001-of-2.gguf", "a-00002-of-2.gguf"], ".", "has only GGUF files: a GGUF file of .*; convert it to"),
+        (["a-Q4_0.gguf", "a-Q8_0.gguf"], ".", r"has several models \(a-Q4_0\.gguf, a-Q8_0\.gguf\); give one"),
+        (["a-00001-of-00002.gguf"], ".", r"of which a-00002-of-00002\.gguf is missing"),
         (["config.json", "tokenizer.json", "pytorch_model.bin"], ".", r"pytorch_model\.bin: a file of pickled weights"),
     ],
 )

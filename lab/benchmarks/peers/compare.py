@@ -76,7 +76,7 @@ class PeerRow:
     decode_step_ms: float
     prefill_ratio: MeanEstimate | None
     decode_ratio: MeanEstimate | None
-    same_first_tokens: float  # fraction of prompts whose first token equals Baton's
+    same_first_tokens: float  # fraction of prompts whose first token equals Baton's; 1 if the peer reports none
 
     @property
     def label(self) -> str:
@@ -96,7 +96,7 @@ def make_rows(rounds: Rounds, prompt_tokens: int) -> list[PeerRow]:
     for (name, precision, batch), measured in rounds.items():
         ours = () if name == OURS else rounds.get((OURS, precision, batch), ())
         paired = list(zip(ours, measured, strict=bool(ours)))
-        agreed = [mine == theirs for pair in paired for mine, theirs in zip(*map(_first_tokens, pair), strict=True)]
+        agreed = [mine == theirs for pair in paired for mine, theirs in zip(*map(_first_tokens, pair), strict=False)]
         rows.append(
             PeerRow(
                 name,

@@ -6,6 +6,7 @@ A driver imports its engine only after claiming stdout: what an engine prints mu
 """
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -211,6 +212,7 @@ def vllm(load: PeerLoad) -> Driven:
 
 LLAMACPP_BATCH_TOKENS, LLAMACPP_COMPUTED_AT_ONCE = 2048, 512  # llama.cpp's defaults
 ROOM_TOKENS = 64  # spare tokens in each sequence's context
+IK_LLAMACPP_S = 600.0  # maximum duration of one round, including loading
 
 
 class LlamaCppContext:
@@ -287,8 +289,42 @@ def llamacpp(load: PeerLoad) -> Driven:
     return llama_cpp.__version__, run
 
 
+def ik_llamacpp(load: PeerLoad) -> Driven:
+    """Drive ik_llama.cpp by its own benchmark program, which loads the model again in each round.
+
+    It prints only the round's total times, so every decode step counts as their mean, and no tokens, so that no first
+    tokens are compared.
+    """
+    program = str(Path(sys.executable).parent / "llama-batched-bench")
+
+    def run(work: RoundWork) -> Round:
+        shape = {"-npp": work.prompt_tokens, "-ntg": work.new_tokens, "-npl": work.batch, "-t": load.threads}
+        shape["-c"] = work.batch * (work.prompt_tokens + work.new_tokens + ROOM_TOKENS)
+        shape |= {"-b": LLAMACPP_BATCH_TOKENS, "-ub": LLAMACPP_COMPUTED_AT_ONCE}
+        command = [program, "-m", load.source, *(str(each) for pair in shape.items() for each in pair)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=IK_LLAMACPP_S)
+        prefill_s, decode_s = ik_llamacpp_times(done.stdout + done.stderr)
+        return Round(prefill_s, [decode_s / work.new_tokens] * work.new_tokens, ())
+
+    shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=IK_LLAMACPP_S)
+    return " ".join((shown.stdout + shown.stderr).split()[:3]), run
+
+
+def ik_llamacpp_times(output: str) -> tuple[float, float]:
+    """Return the seconds of prefill and of all decode steps that llama-batched-bench printed in its table.
+
+    Raises: RuntimeError if the table has no row of numbers.
+    """
+    rows = [
+        line.split("|")[1:-1] for line in output.splitlines() if line.startswith("|") and line[1:].strip()[:1].isdigit()
+    ]
+    if not rows:
+        raise RuntimeError(f"llama-batched-bench printed no row: {output[-300:]}")
+    return float(rows[-1][4]), float(rows[-1][6])
+
+
 DRIVERS: Mapping[str, Callable[[PeerLoad], Driven]] = {
-    driver.__name__: driver for driver in (baton, openvino, vllm, llamacpp, transformers)
+    driver.__name__: driver for driver in (baton, openvino, vllm, llamacpp, ik_llamacpp, transformers)
 }
 
 

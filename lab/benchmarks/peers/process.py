@@ -57,6 +57,7 @@ PEERS = (
     PeerEngine("OpenVINO", "openvino", "openvino", CheckpointForm.OPENVINO, tuple(Precision)),
     PeerEngine("vLLM", "vllm", "vllm", CheckpointForm.CHECKPOINT, (Precision.BF16,)),
     PeerEngine("llama.cpp", "llamacpp", "llamacpp", CheckpointForm.GGUF, tuple(Precision)),
+    PeerEngine("ik_llama.cpp", "ik_llamacpp", "ik_llamacpp", CheckpointForm.GGUF, tuple(Precision)),
     PeerEngine("transformers", "transformers", "transformers", CheckpointForm.CHECKPOINT, (Precision.BF16,)),
 )
 GGUF_TYPES = {Precision.BF16: "bf16", Precision.INT8: "q8_0", Precision.INT4: "q4_0"}

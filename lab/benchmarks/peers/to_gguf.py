@@ -12,8 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from baton.engine.weights.gguf_file import ARCHITECTURES, gguf_name, is_interleaved
+from baton.engine.weights.gguf_file import gguf_names, is_interleaved
 
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 BLOCK = 32  # numbers that share a scale in Q8_0; rows that are not a multiple of it stay in bf16
 
 
@@ -44,7 +45,7 @@ def write(source: Path, output: str, kind: str) -> None:
     from safetensors.torch import load_file
 
     config = json.loads((source / "config.json").read_text())
-    architecture = ARCHITECTURES[config["model_type"]][0]
+    architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(output, architecture)
     _write_sizes(writer, config)
     _write_tokens(writer, json.loads((source / "tokenizer.json").read_text()), config["vocab_size"])
@@ -52,8 +53,9 @@ def write(source: Path, output: str, kind: str) -> None:
     for path in sorted(source.glob("*.safetensors")):
         for name, tensor in load_file(str(path)).items():
             numbers = tensor.float().numpy()
-            if (new_name := gguf_name(name)) is None:
+            if not (names := gguf_names(name)):
                 raise ValueError(f"tensor {name} has no name in GGUF")
+            new_name = names[-1]
             if is_interleaved(architecture, name):
                 heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
                 numbers = _interleaved(numbers, heads)

@@ -1,0 +1,91 @@
+"""GGUF files alone, as llama.cpp's converter writes them, answer like the checkpoints they were made from."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from baton.engine import LLM, SamplingParams
+from baton.engine.offline.prompts import TokensPrompt
+from baton.text.gguf.config import ARCHITECTURES
+from baton.text.gguf.folder import folder_of
+from baton.text.gguf.header import GgufRefused, read_model_header
+
+FILES = Path(__file__).parents[1] / "fixtures" / "gguf"
+EXPECTED = json.loads((FILES / "expected.json").read_text())
+LOGPROB_ERROR = 2e-4  # sums in another order, and norms stored as weight + 1
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_file_answers_like_the_checkpoint_it_was_made_from(name: str) -> None:
+    llm = LLM(model=str(FILES / f"{name}.gguf"), dtype="float32", max_model_len=64)
+    prompts = [TokensPrompt(prompt_token_ids=each["prompt"]) for each in EXPECTED[name]]
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=0)
+    for output, expected in zip(llm.generate(prompts, params), EXPECTED[name], strict=True):
+        answer = output.outputs[0]
+        assert answer.logprobs is not None
+        assert list(answer.token_ids) == expected["answer"]
+        for token_id, step, wanted in zip(answer.token_ids, answer.logprobs, expected["logprobs"], strict=True):
+            assert math.isclose(step[token_id].logprob, wanted, abs_tol=LOGPROB_ERROR)
+
+
+def test_every_supported_architecture_has_a_file() -> None:
+    architectures = {read_model_header(FILES / f"{name}.gguf").architecture for name in EXPECTED}
+    assert architectures | {"mistral3"} == ARCHITECTURES.keys()
+
+
+def test_folder_of_a_file_has_its_tokenizer_and_end_tokens(tmp_path: Path) -> None:
+    folder = folder_of(FILES / "llama.gguf", tmp_path)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text = "Name the capital of 3 countries!\n"
+    encoded = tokenizer.encode(f"<|im_start|>{text}<|im_end|>")
+    assert tokenizer.decode(encoded.ids, skip_special_tokens=True) == text
+    ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+    assert set(map(tokenizer.id_to_token, ends)) == {"<|im_end|>", "<|endoftext|>"}
+
+
+def test_folder_is_made_once_per_file(tmp_path: Path) -> None:
+    folder = folder_of(FILES / "llama.gguf", tmp_path)
+    written = (folder / "config.json").stat().st_mtime_ns
+    assert folder_of(FILES / "llama.gguf", tmp_path) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == written
+
+
+def changed(tmp_path: Path, before: bytes, after: bytes) -> Path:
+    content = (FILES / "llama.gguf").read_bytes()
+    assert before in content
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(content.replace(before, after))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (
+            b"\x05\0\0\0\0\0\0\0llama",
+            b"\x05\0\0\0\0\0\0\0llamb",
+            r"architecture 'llamb' is not supported; supported are ",
+        ),
+        (b"llama.block_count", b"llama.block_cound", r"has no llama\.block_count"),
+        (b"gpt-2", b"gpt-9", r"tokenizer\.ggml\.pre 'gpt-9' is not supported"),
+        (b"GGUF", b"GGML", "not a GGUF file"),
+    ],
+)
+def test_unusable_file_is_refused_by_name(tmp_path: Path, before: bytes, after: bytes, message: str) -> None:
+    with pytest.raises(GgufRefused, match=rf"changed\.gguf: {message}"):
+        folder_of(changed(tmp_path, before, after), tmp_path)
+
+
+def test_missing_part_of_a_split_model_is_named(tmp_path: Path) -> None:
+    part = tmp_path / "model-00001-of-00002.gguf"
+    part.write_bytes((FILES / "llama.gguf").read_bytes())
+    with pytest.raises(GgufRefused, match=r"a part of a split model, of which model-00002-of-00002\.gguf is missing"):
+        folder_of(part, tmp_path)

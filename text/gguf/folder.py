@@ -1,0 +1,104 @@
+"""Checkpoint folder of a GGUF file: config.json, tokenizer and chat template from its metadata, and links to the weights.
+
+Folders are kept in a cache, by name of the file and digest of its path, size and time, so that transformers, which
+converts the tokenizer, is imported only the first time.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from baton.text.gguf.config import config_of
+from baton.text.gguf.header import GgufHeader, GgufRefused, parts_of, read_model_header
+from baton.text.gguf.pre_tokenizers import apply_split, split_named
+from baton.text.host.files import reading
+
+FORMAT = 1  # number of the folders' format, to be increased whenever their content changes
+ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+NAMED_ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+    *("<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
+    *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
+)
+"""Texts of tokens that end an answer even if the metadata do not name them, as in llama.cpp's llama-vocab.cpp."""
+BYTE_LEVEL = "gpt2"  # value of tokenizer.ggml.model
+
+
+def cache_folder() -> Path:
+    """Return the folder of all folders made from GGUF files."""
+    return Path(os.environ.get("BATON_CACHE") or Path.home() / ".cache" / "baton") / "gguf"
+
+
+def folder_of(file: Path, cache: Path | None = None) -> Path:
+    """Return the checkpoint folder of a GGUF file, or of the split model that it is a part of. Raises: GgufRefused.
+
+    `cache`: folder in which it is created; None: that of `cache_folder`.
+    """
+    file = file.expanduser().resolve()
+    with reading(file, GgufRefused):
+        parts = parts_of(file)
+        folder = (cache or cache_folder()) / f"{file.stem}-{_digest(parts)}"
+        if (folder / "config.json").is_file() and all((folder / part.name).exists() for part in parts):
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
+            made = Path(scratch) / folder.name
+            made.mkdir()
+            _write(parts, made)
+            _put(made, folder)
+        return folder
+
+
+def _digest(parts: Iterable[Path]) -> str:
+    digest = hashlib.sha256(f"{FORMAT}".encode())
+    for part in parts:
+        status = part.stat()
+        digest.update(f"{part} {status.st_size} {status.st_mtime_ns}".encode())
+    return digest.hexdigest()[:12]
+
+
+def _put(made: Path, folder: Path) -> None:
+    """Move a finished folder to its place, unless another process was faster."""
+    try:
+        made.rename(folder)
+    except OSError:
+        if not (folder / "config.json").is_file():
+            raise
+
+
+def _write(parts: tuple[Path, ...], folder: Path) -> None:
+    header = read_model_header(parts[0])
+    config = config_of(header)
+    tokenizer = _tokenizer(parts[0], header)
+    tokenizer.save_pretrained(folder)
+    stated = [header.metadata.get(f"tokenizer.ggml.{name}") for name in ENDS]
+    vocabulary = tokenizer.get_vocab()
+    named = [vocabulary.get(text) for text in NAMED_ENDS]
+    ends = [token_id for token_id in dict.fromkeys([*stated, *named]) if isinstance(token_id, int)]
+    begin = header.metadata.get("tokenizer.ggml.bos_token_id")
+    ids = {"bos_token_id": begin if isinstance(begin, int) else None, "eos_token_id": ends or None}
+    _write_json(folder / "generation_config.json", ids)
+    for part in parts:
+        (folder / part.name).symlink_to(part)
+    _write_json(folder / "config.json", {**config, **ids})  # last, since it marks a complete folder
+
+
+def _tokenizer(file: Path, header: GgufHeader) -> Any:
+    """Return transformers' tokenizer of a file. Raises: GgufRefused."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(file.parent), gguf_file=file.name)
+    if header.metadata.get("tokenizer.ggml.model") == BYTE_LEVEL:
+        split = split_named(header.metadata.get("tokenizer.ggml.pre"))
+        apply_split(tokenizer.backend_tokenizer, split)
+        if "tokenizer.ggml.add_bos_token" not in header.metadata and split.begins:
+            tokenizer.add_bos_token = True
+    return tokenizer
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

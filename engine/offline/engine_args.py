@@ -138,7 +138,7 @@ class EngineArgs:
 
 
 def model_folder(name: str) -> Path:
-    """Return a checkpoint's folder. `name`: a folder, a GGUF file, or a Hugging Face id, which is downloaded unless cached.
+    """Return a checkpoint's folder. `name`: a folder, a GGUF file, or a Hugging Face id, downloaded unless cached.
 
     Raises: ValueError.
     """

@@ -242,6 +242,6 @@ def _safetensor_bytes(tensor: TensorShape, format: WeightFormat, number_bytes: i
 
 
 def _gguf_bytes(tensor: GgufTensor, number_bytes: int, packed: bool) -> int:
-    """Return a GGUF tensor's bytes in memory. The CPU's native kernels read plain numbers, so all types are expanded."""
+    """Return a GGUF tensor's bytes in memory. For the CPU's native kernels (`packed`) all types are expanded."""
     is_kept = len(tensor.shape) > 1 and tensor.name != "token_embd.weight" and not packed
     return tensor.stored_bytes if is_kept else math.prod(tensor.shape) * number_bytes

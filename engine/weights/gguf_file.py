@@ -45,7 +45,7 @@ PARTS = {
     "experts.w3": ("ffn_up_exps",),
     "experts.w2": ("ffn_down_exps",),
 }
-"""Names in GGUF files of a layer's modules, the first one that the file has. A tensor of experts has all of a layer's."""
+"""Names of a layer's modules in GGUF files; the first one that the file has is used."""
 CORRECTION, CORRECTION_TENSOR = "e_score_correction_bias", "exp_probs_b.bias"
 EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(.+)")
 UNUSED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}

@@ -93,7 +93,7 @@ def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
 def test_another_architecture_than_that_of_the_configuration_is_refused(folder: Path) -> None:
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"model_type": "llama"', '"model_type": "qwen2"'))
-    with pytest.raises(ModelError, match="architecture 'llama' does not fit config.json's 'qwen2'"):
+    with pytest.raises(ModelError, match=r"architecture 'llama' does not fit config\.json's 'qwen2'"):
         load_model(folder, torch.float32, CPU, progress=False)
 
 

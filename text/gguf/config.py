@@ -1,4 +1,4 @@
-"""Convert a GGUF file's metadata to the content of config.json, for the model families that Baton's own decoder computes.
+"""Convert a GGUF file's metadata to the content of config.json, for families that Baton's own decoder computes.
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and llama.cpp's gguf-py/gguf/constants.py. Values that
 llama.cpp derives instead of reading them, such as which layers have a window, are derived here in the same way.

@@ -1,4 +1,4 @@
-"""Checkpoint folder of a GGUF file: config.json, tokenizer and chat template from its metadata, and links to the weights.
+"""Checkpoint folder of a GGUF file: config.json, tokenizer and chat template from its metadata, and links to weights.
 
 Folders are kept in a cache, by name of the file and digest of its path, size and time, so that transformers, which
 converts the tokenizer, is imported only the first time.

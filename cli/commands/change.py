@@ -29,9 +29,9 @@ def reload(
     the new weights.
     """
     from baton.cli.connection import admin_client
-    from baton.launch.model_source import HUB_PATTERNS, find_folder
+    from baton.launch.model_source import find_folder
 
-    folder = str(find_folder(model, HUB_PATTERNS))
+    folder = str(find_folder(model))
     with admin_client(admin or options.admin_target_of(target)) as client:
         version, worker_ids = client.reload(folder, grace_s=grace_s, timeout_s=RELOAD_TIMEOUT_S)
     print(f"version {version} answers new requests, on {', '.join(worker_ids)}")

@@ -9,8 +9,8 @@ import torch
 
 from baton.engine.load import device_named
 from baton.engine.weights.formats import WeightFormat
-from baton.text.gguf.folder import folder_of
-from baton.text.gguf.header import SUFFIX, GgufRefused
+from baton.text.host.files import FileRefused
+from baton.text.model_folder import find_model_folder
 from baton.text.model_options import GPU_MEMORY_UTILIZATION, SPECULATIVE_TOKENS, KvCacheDtype
 from baton.text.speculation import MOST_SPECULATIVE_TOKENS
 
@@ -138,27 +138,8 @@ class EngineArgs:
 
 
 def model_folder(name: str) -> Path:
-    """Return a checkpoint's folder. `name`: a folder, a GGUF file, or a Hugging Face id, downloaded unless cached.
-
-    Raises: ValueError.
-    """
-    folder = Path(name).expanduser()
-    if folder.suffix.lower() == SUFFIX and folder.is_file():
-        try:
-            return folder_of(folder)
-        except GgufRefused as error:
-            raise ValueError(str(error)) from error
-    if folder.is_dir():
-        return folder.resolve()
-    if folder.exists():
-        raise ValueError(f"{name!r} is a file; a model is the folder of a checkpoint, with its config.json")
-    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
-        raise ValueError(f"{name!r}: there is no such folder, and a Hugging Face id looks like owner/name")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]  # other formats of weights may contain code
+    """Return a checkpoint's folder. `name`: a folder, a GGUF file, or a Hugging Face id. Raises: ValueError."""
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ValueError(f"{name!r}: no such folder, and the Hugging Face hub does not give it: {error}") from error
+        return find_model_folder(name)
+    except FileRefused as error:
+        raise ValueError(f"{name!r}: {error}") from error

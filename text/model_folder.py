@@ -1,0 +1,146 @@
+"""Find the checkpoint folder of a model given as folder, GGUF file or Hugging Face id, for server, planner and offline.
+
+A Hugging Face id may name one of several GGUF files, as for llama.cpp and Ollama: `owner/name:Q4_K_M`, or
+`owner/name:file.gguf`. Formats of weights that run code when they are loaded are never downloaded.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from baton.text.gguf.folder import folder_of
+from baton.text.gguf.header import PART, SUFFIX, parts_of
+from baton.text.host.files import FileRefused
+
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+"""Patterns of files to download of a model whose weights are in safetensors files."""
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+FILE_KINDS = {".safetensors": "a file of weights", **dict.fromkeys(PICKLED, "a file of pickled weights")}
+CONVERT = "convert it to safetensors, or give the folder or Hugging Face id of the original checkpoint"
+NO_MODELS = ("mmproj", "imatrix")  # parts of names of GGUF files that contain no language model
+USUAL_QUANTS = ("Q4_K_M", "Q8_0")  # taken if the id names no file, in this order
+
+
+class ModelNotFound(FileRefused):
+    """Error: no usable model has that name; the message has the reason and the remedy."""
+
+
+def find_model_folder(given: str, patterns: Sequence[str] = MODEL_FILES) -> Path:
+    """Return the folder of a model. Raises: ModelNotFound, GgufRefused.
+
+    `patterns`: files to download if `given` is the Hugging Face id of a model without GGUF files.
+    """
+    path = Path(given).expanduser()
+    if path.suffix.lower() == SUFFIX and path.is_file():
+        return folder_of(path)
+    if path.is_dir():
+        return _gguf_folder(path) or path.resolve()
+    if path.exists():
+        raise ModelNotFound(_file_instead(path))
+    hub_id, _, chosen = given.partition(":")
+    if path.is_absolute() or given.startswith((".", "~")) or hub_id.count("/") != 1:
+        raise ModelNotFound("there is no such folder, and a hub id looks like owner/name")
+    return _download(hub_id, chosen, patterns)
+
+
+def check_complete(folder: Path) -> None:
+    """Check that a folder has the files of a checkpoint. Raises: ModelNotFound."""
+    names = {path.name: path.suffix.lower() for path in folder.iterdir()}
+    suffixes, pickled = set(names.values()), [name for name, suffix in names.items() if suffix in PICKLED]
+    if not names:
+        raise ModelNotFound(f"{folder} is empty; give the folder of a checkpoint")
+    if pickled and not suffixes & {".safetensors", SUFFIX}:
+        raise ModelNotFound(f"{folder / pickled[0]}: {_file_instead(folder / pickled[0])}")
+    if not (folder / "config.json").is_file():
+        raise ModelNotFound(f"{folder} is not a checkpoint: it has no config.json")
+    if not suffixes & {".safetensors", SUFFIX}:
+        raise ModelNotFound(f"{folder} has no *.safetensors and no *.gguf; other formats are not read")
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelNotFound(f"{folder} has no tokenizer.json")
+
+
+def _gguf_folder(folder: Path) -> Path | None:
+    """Return the checkpoint folder of the GGUF file in `folder`; None if it has a config.json or no GGUF file."""
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if not files or (folder / "config.json").exists():
+        return None
+    if set(files) != set(parts_of(files[0])):
+        names = ", ".join(file.name for file in files)
+        raise ModelNotFound(f"has several models ({names}); give one of these files")
+    return folder_of(files[0])
+
+
+def _file_instead(path: Path) -> str:
+    """Describe a file that was given instead of a folder, and name the remedy."""
+    kind = FILE_KINDS.get(path.suffix.lower())
+    if kind is None or not path.is_file():
+        return "not a folder; give the folder of a checkpoint, with its config.json"
+    if path.suffix.lower() in PICKLED:
+        return f"{kind}, which is not read, since loading it would run code; {CONVERT}"
+    if (path.parent / "config.json").is_file():
+        return f"{kind}, and a model is its folder; give {path.parent}"
+    return f"{kind} without config.json and tokenizer.json in its folder; give the folder of a complete checkpoint"
+
+
+def _download(hub_id: str, chosen: str, patterns: Sequence[str]) -> Path:
+    """Download into the cache of huggingface_hub; use the cache alone if the hub cannot be reached."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        if not chosen:
+            folder = Path(snapshot_download(hub_id, allow_patterns=list(patterns)))
+            if (folder / "config.json").exists():
+                return folder
+        wanted = choose_gguf(_files_of(hub_id), chosen)
+        folder = Path(snapshot_download(hub_id, allow_patterns=list(wanted)))
+    except HFValidationError as error:
+        raise ModelNotFound(f"neither a folder nor a hub id: {error}") from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFound("the hub has no such model, or it needs `hf auth login`") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise ModelNotFound(
+            f"there is no such folder, and the Hugging Face hub cannot be reached ({type(error).__name__}); "
+            "give the folder of a checkpoint"
+        ) from error
+    return folder_of(folder / wanted[0])
+
+
+def _files_of(hub_id: str) -> list[str]:
+    """Return the files of a model on the hub; those in the cache if the hub cannot be reached."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        return HfApi().list_repo_files(hub_id)
+    except OSError:
+        folder = Path(snapshot_download(hub_id, allow_patterns=[f"*{SUFFIX}"], local_files_only=True))
+        return [str(path.relative_to(folder)) for path in folder.rglob(f"*{SUFFIX}")]
+
+
+def choose_gguf(files: Sequence[str], chosen: str) -> tuple[str, ...]:
+    """Return the GGUF file, or all parts of the split one, that `chosen` names by file or type, such as Q4_K_M.
+
+    An empty `chosen` takes the first one of USUAL_QUANTS, or the only model. Raises: ModelNotFound.
+    """
+    models: dict[str, list[str]] = {}
+    for file in sorted(files):
+        name = Path(file).name
+        if name.endswith(SUFFIX) and not any(part in name for part in NO_MODELS):
+            part = PART.fullmatch(name)
+            models.setdefault(f"{part[1]}{SUFFIX}" if part else name, []).append(file)
+    if not models:
+        raise ModelNotFound("has neither config.json nor a GGUF file")
+    names = [name for name in models if name == chosen or chosen in models[name]]
+    for quant in (chosen,) if chosen else USUAL_QUANTS:
+        names += [name for name in models if re.search(rf"[-._]{re.escape(quant)}\.gguf$", name, re.IGNORECASE)]
+    if not chosen and len(models) == 1:
+        names += models
+    if not names:
+        wish = f"no file {chosen!r}" if chosen else "several models"
+        raise ModelNotFound(f"has {wish}; add one of these after a colon: {', '.join(models)}")
+    return tuple(models[names[0]])

@@ -11,6 +11,7 @@ from pathlib import Path
 from baton.text.gguf.folder import folder_of
 from baton.text.gguf.header import PART, SUFFIX, parts_of
 from baton.text.host.files import FileRefused
+from baton.text.named_models import NAMED, fetch_named
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 """Patterns of files to download of a model whose weights are in safetensors files."""
@@ -26,11 +27,13 @@ class ModelNotFound(FileRefused):
 
 
 def find_model_folder(given: str, patterns: Sequence[str] = MODEL_FILES) -> Path:
-    """Return the folder of a model. Raises: ModelNotFound, GgufRefused.
+    """Return the folder of a model. Raises: ModelNotFound, GgufRefused, NotFetched.
 
     `patterns`: files to download if `given` is the Hugging Face id of a model without GGUF files.
     """
     path = Path(given).expanduser()
+    if given in NAMED and not path.exists():
+        return folder_of(fetch_named(given))
     if path.suffix.lower() == SUFFIX and path.is_file():
         return folder_of(path)
     if path.is_dir():
@@ -39,7 +42,8 @@ def find_model_folder(given: str, patterns: Sequence[str] = MODEL_FILES) -> Path
         raise ModelNotFound(_file_instead(path))
     hub_id, _, chosen = given.partition(":")
     if path.is_absolute() or given.startswith((".", "~")) or hub_id.count("/") != 1:
-        raise ModelNotFound("there is no such folder, and a hub id looks like owner/name")
+        named = ", ".join(NAMED)
+        raise ModelNotFound(f"there is no such folder, a hub id looks like owner/name, and named models are {named}")
     return _download(hub_id, chosen, patterns)
 
 

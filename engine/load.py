@@ -52,8 +52,9 @@ from baton.engine.parallel.model import parallel_part
 from baton.engine.parallel.shard import ALONE, Shard, shard_config
 from baton.engine.weights.files import weight_files
 from baton.engine.weights.formats import CUT, WITH_INT8_HEAD, WeightFormat, weight_format
+from baton.engine.weights.gguf_file import dequantise
 from baton.engine.weights.read import CUTS, Cut, Size, WeightSource, open_weights, parts_of
-from baton.engine.weights.weight import PlainWeight, quantise_int8
+from baton.engine.weights.weight import GgufWeight, PlainWeight, quantise_int8
 from baton.kernels.dispatch import uses_triton
 from baton.kernels.linear import GATHERED
 from baton.kernels.types import DeltaRates, Gate, HeadNorms, Scoring
@@ -278,15 +279,17 @@ class DecoderParts:
 
         A tied embedding and head share one weight, unless the head is quantised or sharded.
         """
-        vocabulary, hidden = config.vocab_size, config.hidden_size
-        name = "model.embed_tokens.weight"
+        vocabulary, hidden, source = config.vocab_size, config.hidden_size, self._source
         if config.labels is not None:
-            head = self._backend.linear(self._source.weight(["score"], [config.labels], hidden))
-            embedding = self._source.tensor(name, vocabulary, hidden)
-            return DenseEmbedding(_narrow(embedding) if self._backend.is_native else embedding), head
-        tied = self._source.tensor(name, vocabulary, hidden) if config.tie_word_embeddings else None
+            head = self._backend.linear(source.weight(["score"], [config.labels], hidden))
+            return self._embedding(source.embedding(vocabulary, hidden)), head
+        tied = source.embedding(vocabulary, hidden) if config.tie_word_embeddings else None
+        if isinstance(tied, GgufWeight) and not self._backend.is_native:
+            tied = dequantise(tied.rows, tied.type).to(self._backend.dtype)
         if tied is None:
-            weight = self._source.weight(["lm_head"], [vocabulary], hidden)
+            weight = source.weight(["lm_head"], [vocabulary], hidden)
+        elif isinstance(tied, GgufWeight):
+            weight = tied
         else:
             own = self._shard.vocabulary(vocabulary)
             weight = PlainWeight(tied[own.start : own.stop])
@@ -296,8 +299,16 @@ class DecoderParts:
         packed = head.weight if tied is not None and isinstance(head, PackedLinear) else None
         if packed is not None and packed.stored in GATHERED and packed.outputs == vocabulary:
             return PackedEmbedding(packed), head
-        embedding = self._source.tensor(name, vocabulary, hidden) if tied is None else tied
-        return DenseEmbedding(_narrow(embedding) if self._backend.is_native else embedding), head
+        return self._embedding(source.embedding(vocabulary, hidden) if tied is None else tied), head
+
+    def _embedding(self, stored: torch.Tensor | GgufWeight) -> Embedding:
+        """Build an embedding without a head. Native kernels look up rows of packed codes as well."""
+        if isinstance(stored, GgufWeight):
+            made = self._backend.linear(stored) if self._backend.is_native else None
+            if isinstance(made, PackedLinear) and made.weight.stored in GATHERED:
+                return PackedEmbedding(made.weight)
+            stored = dequantise(stored.rows, stored.type).to(self._backend.dtype)
+        return DenseEmbedding(_narrow(stored) if self._backend.is_native else stored)
 
     def _layer(self, config: DecoderConfig, index: int, table: int, places: Sequence[LayerPlace]) -> Layer:
         prefix, delta = f"model.layers.{index}.", config.delta

@@ -14,7 +14,8 @@ from baton.kernels.types import (
     check_shape,
 )
 
-GATHERED = (Stored.FLOAT32, Stored.BFLOAT16, Stored.ROUNDING)  # formats that keep the packed numbers exactly
+FLOATS = (Stored.FLOAT32, Stored.BFLOAT16, Stored.ROUNDING)  # formats that keep the packed numbers exactly
+GATHERED = (*FLOATS, Stored.CODE4, Stored.CODE8)  # formats whose rows can be looked up
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
@@ -30,12 +31,12 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
 def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tensor:
     """Multiply x, float32 `[rows, heads, inputs]`, by one weight per head; returns float32 `[rows, heads, outputs]`.
 
-    weight: weights of all heads, concatenated, each with a multiple of PANEL outputs, in a GATHERED format and without
+    weight: weights of all heads, concatenated, each with a multiple of PANEL outputs, in a format of FLOATS and without
     a bias. No row's result depends on other rows.
     """
     check_shape("x", x, None, heads, weight.inputs)
     check_dtype("x", x, torch.float32)
-    if weight.outputs % (heads * PANEL) or weight.bias is not None or weight.stored not in GATHERED:
+    if weight.outputs % (heads * PANEL) or weight.bias is not None or weight.stored not in FLOATS:
         raise ValueError(
             f"a weight per head needs a float format, no bias and a multiple of {heads * PANEL} outputs, got "
             f"{weight.stored.name}{'' if weight.bias is None else ' with a bias'} and {weight.outputs} outputs"
@@ -107,8 +108,8 @@ def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tens
 def gather_rows(token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     """Look up the rows of `weight` for `token_ids`: int64 `[tokens]`, row indices in any order, possibly repeated.
 
-    Returns a new contiguous float32 `[tokens, inputs]` with exactly the packed numbers. Raises: ValueError if the
-    format of `weight` is not in GATHERED, IndexError for an invalid id.
+    Returns a new contiguous float32 `[tokens, inputs]` with the packed numbers, dequantised if they are codes. Raises:
+    ValueError if the format of `weight` is not in GATHERED, IndexError for an invalid id.
     """
     check_index("token_ids", token_ids)
     if weight.stored not in GATHERED:

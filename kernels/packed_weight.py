@@ -5,7 +5,9 @@ per output; each input row is quantised to 8 bits with a scale per row (W8A8, as
 codes of 0 to 15 in groups of inputs, with weight = (code - zero) * scale. Their inputs are quantised to 8 bits (W4A8)
 with a scale per row and group, as in llama.cpp's Q8_0. With one scale for the complete row, a single large input would
 make all other inputs inexact. A scale per group costs only one more multiplication per group and output. fp4 weights
-are E2M1 codes in such groups; a table converts these codes to integers.
+are E2M1 codes in such groups; a table converts these codes to integers. code4 and code8 weights are codes in groups
+with a scale and perhaps an offset each, as in GGUF files: weight = code * scale + offset. Their inputs are not rounded,
+since rounding them to 8 bits changes answers of small models.
 """
 
 import enum
@@ -28,9 +30,11 @@ class Stored(enum.IntEnum):
     INT8 = 3  # inputs are rounded to integers of -127 to 127 times a scale per row
     INT4 = 4  # inputs are rounded to integers times a scale per row and group of inputs
     FP4 = 5  # inputs are rounded as for INT4
+    CODE4 = 6  # codes of 0 to 15; inputs are not rounded
+    CODE8 = 7  # codes of -128 to 127
 
 
-GROUPED = (Stored.INT4, Stored.FP4)
+GROUPED = (Stored.INT4, Stored.FP4, Stored.CODE4, Stored.CODE8)
 SIDE_BY_SIDE = {
     Stored.FLOAT32: 1,
     Stored.BFLOAT16: 2,
@@ -38,12 +42,15 @@ SIDE_BY_SIDE = {
     Stored.INT8: 4,
     Stored.INT4: 8,
     Stored.FP4: 8,
+    Stored.CODE4: 8,
+    Stored.CODE8: 4,
 }
 DTYPES = {
     Stored.FLOAT32: torch.float32,
     Stored.BFLOAT16: torch.bfloat16,
     Stored.ROUNDING: torch.bfloat16,
     Stored.INT8: torch.int8,
+    Stored.CODE8: torch.int8,
 }
 
 
@@ -51,9 +58,9 @@ DTYPES = {
 class PackedWeight:
     """Weight in panels of 32 outputs, for the CPU kernels. `data`: `[panels, ceil(inputs / n), 32, n]`, zero-padded.
 
-    n = SIDE_BY_SIDE[stored] is the number of adjacent numbers of one output. In GROUPED formats two codes share a byte:
-    `data` is `[panels, inputs / 8, 32, 4]`, with the first four of eight codes in the low nibbles. A shift and a mask
-    then yield two words of four bytes, each with the codes of four consecutive inputs.
+    n = SIDE_BY_SIDE[stored] is the number of adjacent numbers of one output. In formats of 4 bits two codes share a
+    byte: `data` is `[panels, inputs / 8, 32, 4]`, with the first four of eight codes in the low nibbles. A shift and a
+    mask then yield two words of four bytes, each with the codes of four consecutive inputs.
     """
 
     data: torch.Tensor
@@ -63,12 +70,13 @@ class PackedWeight:
     bias: torch.Tensor | None  # float32 [outputs]
     scales: torch.Tensor | None = None  # INT8: float32 [32 * panels]; GROUPED: float16 [panels, groups, 32]
     sums: torch.Tensor | None = None  # INT8: int32 [32 * panels], sum of each output's integers
-    zeros: torch.Tensor | None = None  # GROUPED: uint8 [panels, groups, 32]
+    zeros: torch.Tensor | None = None  # INT4, FP4: uint8 [panels, groups, 32]
+    offsets: torch.Tensor | None = None  # CODE4, CODE8: float16 [panels, groups, 32]; None: no offsets
     group_inputs: int = 0  # GROUPED: inputs per group
 
     @property
     def nbytes(self) -> int:
-        parts = (self.data, self.scales, self.sums, self.zeros, self.bias)
+        parts = (self.data, self.scales, self.sums, self.zeros, self.offsets, self.bias)
         return sum(part.nbytes for part in parts if part is not None)
 
 
@@ -149,8 +157,26 @@ def pack_fp4(codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | Non
     return _pack_codes(codes, scales, torch.full_like(scales, FP4_ZERO, dtype=torch.uint8), bias, Stored.FP4)
 
 
+def pack_codes(
+    codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bias: torch.Tensor | None
+) -> PackedWeight:
+    """Pack `codes`, `[outputs, inputs]`: uint8 of at most 15 as CODE4, int8 as CODE8. Numbers: `code * scale + offset`.
+
+    scales, offsets: finite float16 `[outputs, groups]`. The inputs of a group are a multiple of 8, at most 256.
+    """
+    check_dtype("scales", scales, torch.float16)
+    if offsets is not None:
+        check_dtype("offsets", offsets, torch.float16)
+    return _pack_codes(codes, scales, None, bias, Stored.CODE8 if codes.dtype == torch.int8 else Stored.CODE4, offsets)
+
+
 def _pack_codes(
-    codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bias: torch.Tensor | None, stored: Stored
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    stored: Stored,
+    offsets: torch.Tensor | None = None,
 ) -> PackedWeight:
     outputs, inputs = codes.shape
     groups = scales.shape[1]
@@ -158,29 +184,45 @@ def _pack_codes(
         raise ValueError(
             f"{inputs} inputs in {groups} groups: a group must be a multiple of 8, at most {MOST_GROUP_INPUTS}"
         )
-    first, second = _panels(codes, SIDE_BY_SIDE[stored]).chunk(2, dim=-1)
+    data = _panels(codes, SIDE_BY_SIDE[stored])
+    if stored is not Stored.CODE8:
+        first, second = data.chunk(2, dim=-1)
+        data = first | second << 4
+    per_group = [None if each is None else _panels(each, 1).squeeze(-1) for each in (scales, zeros, offsets)]
     return PackedWeight(
-        first | second << 4,
+        data,
         stored,
         outputs,
         inputs,
         None if bias is None else bias.float(),
-        scales=_panels(scales, 1).squeeze(-1),
-        zeros=_panels(zeros, 1).squeeze(-1),
+        scales=per_group[0],
+        zeros=per_group[1],
+        offsets=per_group[2],
         group_inputs=inputs // groups,
     )
 
 
 def unpacked(weight: PackedWeight) -> torch.Tensor:
     """Unpack to `[outputs, inputs]`: GROUPED formats to scaled float32, others to the stored, unscaled numbers."""
-    if weight.scales is not None and weight.zeros is not None:
-        codes = torch.cat((weight.data & 15, weight.data >> 4), dim=-1)
-        scales, zeros = (_outputs_first(each.unsqueeze(-1)).float() for each in (weight.scales, weight.zeros))
-        numbers = codes if weight.stored is Stored.INT4 else 2 * torch.tensor(E2M1)[codes.int()] + FP4_ZERO
-        groups = _outputs_first(numbers).float().unflatten(1, (-1, weight.group_inputs))
-        spelled_out: torch.Tensor = (groups - zeros[..., None]) * scales[..., None]
+    if weight.stored in GROUPED and weight.scales is not None:
+        numbers = weight.data
+        if weight.stored is not Stored.CODE8:
+            numbers = torch.cat((weight.data & 15, weight.data >> 4), dim=-1)
+        if weight.stored is Stored.FP4:
+            numbers = 2 * torch.tensor(E2M1)[numbers.int()] + FP4_ZERO
+        spelled_out = _outputs_first(numbers).float().unflatten(1, (-1, weight.group_inputs))
+        if weight.zeros is not None:
+            spelled_out = spelled_out - _of_groups(weight.zeros)
+        spelled_out = spelled_out * _of_groups(weight.scales)
+        if weight.offsets is not None:
+            spelled_out = spelled_out + _of_groups(weight.offsets)
         return spelled_out.flatten(1)[: weight.outputs]
     return _outputs_first(weight.data)[: weight.outputs, : weight.inputs]
+
+
+def _of_groups(panels: torch.Tensor) -> torch.Tensor:
+    """Reorder `[panels, groups, 32]` to float32 `[32 * panels, groups, 1]`."""
+    return _outputs_first(panels.unsqueeze(-1)).float()[..., None]
 
 
 def _outputs_first(panels: torch.Tensor) -> torch.Tensor:

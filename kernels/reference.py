@@ -104,7 +104,7 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         # Sums of integers are exact in float64. Results of rows with a non-finite value are replaced by NaN below.
         out = (integers.double() @ stored.double().T).float() * weight.scales[: weight.outputs] * scales
         out = out.masked_fill(~x.isfinite().all(1, keepdim=True), torch.nan)
-    elif weight.stored in GROUPED:
+    elif weight.zeros is not None:
         integers, scales = _bytes(x.unflatten(1, (-1, weight.group_inputs)))
         out = ((integers.double() * scales).flatten(1) @ stored.double().T).float()
         out = out.masked_fill(~x.isfinite().all(1, keepdim=True), torch.nan)
@@ -175,6 +175,8 @@ def _packed_gated(x: torch.Tensor, gated: PackedGated) -> torch.Tensor:
 def gather_rows(token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     if bool(((token_ids < 0) | (token_ids >= weight.outputs)).any()):
         raise IndexError(f"token id out of range; the weight has {weight.outputs} rows")
+    if weight.stored in GROUPED:
+        return unpacked(weight)[token_ids]
     words = weight.data[token_ids // PANEL, :, token_ids % PANEL]
     return words.flatten(1)[:, : weight.inputs].float()
 

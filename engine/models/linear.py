@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.models.batch import AdapterRows
-from baton.engine.weights.gguf_file import PLAIN_TYPES, dequantise
+from baton.engine.weights.gguf_file import CODED, PLAIN_DTYPES, Codes, codes_of, dequantise, joined
 from baton.engine.weights.weight import (
     BlockFp8Weight,
     Fp4Weight,
@@ -25,12 +25,23 @@ from baton.engine.weights.weight import (
     PlainWeight,
     StackedWeight,
     Weight,
+    stacked,
 )
 from baton.kernels.dispatch import uses_triton
 from baton.kernels.linear import dequantise_weight, gather_rows, head_linear, packed_linear, quantised_linear
 from baton.kernels.native.huge_pages import HugePages
 from baton.kernels.native.library import native_library
-from baton.kernels.packed_weight import PANEL, PackedWeight, Stored, pack, pack_fp4, pack_int4, pack_int8, takes_groups
+from baton.kernels.packed_weight import (
+    PANEL,
+    PackedWeight,
+    Stored,
+    pack,
+    pack_codes,
+    pack_fp4,
+    pack_int4,
+    pack_int8,
+    takes_groups,
+)
 from baton.kernels.types import QuantisedWeight
 
 
@@ -394,7 +405,32 @@ EXPANDED_ROWS = 4096  # rows of a GGUF tensor that are dequantised together, so 
 
 
 def _gguf(weight: GgufWeight, backend: MatmulBackend) -> Linear:
-    return _expanded_gguf(weight, backend) if weight.type in PLAIN_TYPES else GgufLinear(weight)
+    return _expanded_gguf(weight, backend) if weight.type in PLAIN_DTYPES else GgufLinear(weight)
+
+
+def _packed_gguf(weight: GgufWeight, backend: MatmulBackend) -> Linear:
+    """Pack a GGUF weight as stored if native kernels read its type, else as plain numbers."""
+    if weight.type not in CODED:
+        return _expanded_gguf(weight, backend)
+    codes = codes_of(weight.rows, weight.type)
+    return _packed_codes(codes, weight.bias, backend)
+
+
+def _packed_codes(codes: Codes, bias: torch.Tensor | None, backend: MatmulBackend) -> Linear:
+    offsets = None if codes.offsets is None else codes.offsets.flatten(1).half()
+    return backend.packed(pack_codes(codes.codes.flatten(1), codes.scales.flatten(1).half(), offsets, bias))
+
+
+def _packed_stack(weight: StackedWeight, backend: MatmulBackend) -> Linear:
+    """Pack projections of several GGUF types as one weight of 8-bit codes in the smallest groups of any of them."""
+    parts = weight.parts
+    if not all(isinstance(part, GgufWeight) and part.type in CODED for part in parts):
+        return StackedLinear(tuple(map(backend.linear, parts)))
+    own = [part for part in parts if isinstance(part, GgufWeight)]
+    coded = [codes_of(part.rows, part.type) for part in own]
+    inputs = min(codes.codes.shape[-1] for codes in coded)
+    whole = joined([codes.in_groups(inputs) for codes in coded])
+    return _packed_codes(whole, stacked([part.bias for part in own]), backend)
 
 
 def _expanded_gguf(weight: GgufWeight, backend: MatmulBackend) -> Linear:
@@ -418,7 +454,8 @@ MAKERS: dict[tuple[Kernels, type[Weight]], Callable[[Any, MatmulBackend], Linear
     (Kernels.NATIVE, Int8Weight): _packed_int8,
     (Kernels.NATIVE, Int4Weight): _packed_int4,
     (Kernels.NATIVE, Fp4Weight): _packed_fp4,
-    (Kernels.NATIVE, GgufWeight): _expanded_gguf,
+    (Kernels.NATIVE, GgufWeight): _packed_gguf,
+    (Kernels.NATIVE, StackedWeight): _packed_stack,
 }
 
 

@@ -20,6 +20,7 @@ from baton.engine.weights.formats import (
     is_gguf,
     weight_format,
 )
+from baton.engine.weights.gguf_file import CODED, PLAIN_DTYPES
 from baton.engine.weights.weight import GROUP_INPUTS, is_quantisable
 from baton.text.gguf.header import SUFFIX as GGUF_SUFFIX
 from baton.text.gguf.header import GgufTensor, read_header, read_model_header
@@ -242,6 +243,10 @@ def _safetensor_bytes(tensor: TensorShape, format: WeightFormat, number_bytes: i
 
 
 def _gguf_bytes(tensor: GgufTensor, number_bytes: int, packed: bool) -> int:
-    """Return a GGUF tensor's bytes in memory. For the CPU's native kernels (`packed`) all types are expanded."""
-    is_kept = len(tensor.shape) > 1 and tensor.name != "token_embd.weight" and not packed
-    return tensor.stored_bytes if is_kept else math.prod(tensor.shape) * number_bytes
+    """Return a GGUF tensor's bytes in memory. `packed`: as the CPU's native kernels read it."""
+    numbers, coded = math.prod(tensor.shape), CODED.get(tensor.type)
+    if len(tensor.shape) == 1 or tensor.type in PLAIN_DTYPES:
+        return numbers * number_bytes
+    if packed:
+        return numbers * number_bytes if coded is None else coded.packed_bytes(numbers)
+    return numbers * number_bytes if tensor.name.endswith(EMBEDDINGS) else tensor.stored_bytes

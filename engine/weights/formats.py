@@ -27,11 +27,19 @@ class WeightFormat(StrEnum):
     MXFP4 = "mxfp4"  # experts of gpt-oss
     GGUF = "gguf"
     FP8_BLOCKS = "fp8_blocks"  # E4M3 with a scale per block of a matrix, as in DeepSeek's checkpoints
+    FP8_TENSORS = "fp8_tensors"  # E4M3 with a scale per tensor or output
+    COMPRESSED = "compressed-tensors"
+    BITSANDBYTES = "bitsandbytes"
 
 
 MADE_WHILE_LOADING = (WeightFormat.INT8, WeightFormat.INT4, WeightFormat.FP8)
 WITH_INT8_HEAD = (WeightFormat.INT8, WeightFormat.INT4)  # formats whose head a CPU's native kernels keep in int8
-STORED = (WeightFormat.AWQ, WeightFormat.GPTQ, WeightFormat.MXFP4, WeightFormat.GGUF, WeightFormat.FP8_BLOCKS)
+STORED_ALONE = (WeightFormat.FP8_TENSORS, WeightFormat.COMPRESSED, WeightFormat.BITSANDBYTES)
+"""Formats whose projections are recognised one by one, see compressed.py."""
+STORED = (
+    *(WeightFormat.AWQ, WeightFormat.GPTQ, WeightFormat.MXFP4, WeightFormat.GGUF, WeightFormat.FP8_BLOCKS),
+    *STORED_ALONE,
+)
 CUT = (WeightFormat.PLAIN, *MADE_WHILE_LOADING, WeightFormat.MXFP4)  # formats whose weights can be split between ranks
 
 
@@ -97,19 +105,44 @@ def packed_format(config: Mapping[str, Any]) -> PackedFormat | None:
         return None
     method = fields.get("quant_method") if isinstance(fields, dict) else fields
     if method == "fp8" and isinstance(fields, dict):
-        return _fp8_blocks(fields)
-    if method == WeightFormat.MXFP4:
-        return PackedFormat(WeightFormat.MXFP4)
+        return (
+            PackedFormat(WeightFormat.FP8_TENSORS) if fields.get("weight_block_size") is None else _fp8_blocks(fields)
+        )
+    if method in (WeightFormat.MXFP4, WeightFormat.BITSANDBYTES):
+        return PackedFormat(WeightFormat(method))
+    if method == WeightFormat.COMPRESSED and isinstance(fields, dict):
+        return _compressed(fields)
     if method not in (WeightFormat.AWQ, WeightFormat.GPTQ):
         raise ModelError(
             f"config.json: quantization_config of method {method!r} is not supported; supported: awq and gptq of "
-            f"4 bits, mxfp4, fp8 in blocks, GGUF files, and a plain checkpoint with --quantize "
+            f"4 bits, mxfp4, fp8, compressed-tensors, bitsandbytes, GGUF files, and a plain checkpoint with --quantize "
             f"{', '.join(MADE_WHILE_LOADING)}"
         )
     bits = fields.get("bits", fields.get("w_bit"))
-    if bits != 4:
+    if str(bits) != "4":
         raise ModelError(f"config.json: quantization_config: {method} of {bits} bits is not supported; supported: 4")
     return _awq(fields) if method == WeightFormat.AWQ else _gptq(fields)
+
+
+COMPRESSED_FORMATS = (
+    *("dense", "naive-quantized", "int-quantized", "float-quantized", "pack-quantized", "mixed-precision"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized"),
+)
+
+
+def _compressed(fields: Mapping[str, Any]) -> PackedFormat:
+    groups = fields.get("config_groups")
+    stated = [each.get("format") for each in groups.values()] if isinstance(groups, dict) else []
+    for name in (fields.get("format") or "dense", *filter(None, stated)):
+        if name not in COMPRESSED_FORMATS:
+            raise ModelError(
+                f"config.json: quantization_config: compressed-tensors of format {name!r} is not supported; "
+                f"supported: {', '.join(COMPRESSED_FORMATS)}"
+            )
+    sparsity = fields.get("sparsity_config") or {}
+    if sparsity.get("format", "dense") != "dense":
+        raise ModelError(f"config.json: sparsity_config of format {sparsity['format']!r} is not supported, only dense")
+    return PackedFormat(WeightFormat.COMPRESSED)
 
 
 def _fp8_blocks(fields: Mapping[str, Any]) -> PackedFormat:

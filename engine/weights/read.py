@@ -21,10 +21,12 @@ from tqdm import tqdm
 
 from baton.engine.config.model_config import DecoderConfig, ModelError, read_json
 from baton.engine.parallel.shard import Shard
+from baton.engine.weights.compressed import UNUSED_ENDS, is_quantised_here, read_quantised
 from baton.engine.weights.experts import ExpertsApart, StoredTensors
 from baton.engine.weights.files import weight_files
-from baton.engine.weights.formats import PackedFormat, WeightFormat, packed_format
+from baton.engine.weights.formats import STORED_ALONE, PackedFormat, WeightFormat, packed_format
 from baton.engine.weights.gguf_file import (
+    PLAIN_DTYPES,
     UNUSED,
     dequantise,
     expert_of,
@@ -44,9 +46,9 @@ from baton.engine.weights.weight import (
     StackedWeight,
     Weight,
     is_quantisable,
-    stack_blocks,
-    stack_int4,
+    stack_weights,
     stacked,
+    with_bias,
 )
 from baton.text.gguf.config import ARCHITECTURES
 from baton.text.gguf.header import GgufTensor, read_model_header
@@ -79,6 +81,9 @@ class WeightSource(Protocol):
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a tensor on the compute device, in `dtype`; None: in the compute dtype."""
+
+    def embedding(self, vocabulary: int, hidden: int) -> torch.Tensor | GgufWeight:
+        """Return the embedding of tokens in the compute dtype, or as stored in a quantised GGUF type."""
 
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
         """Return projections of the same input, stacked into one weight: module `names[i]` has `sizes[i]` rows.
@@ -119,6 +124,8 @@ def open_weights(
             yield CheckpointWeights(apart, format, packed, dtype, shard)
             left = {name for name in stored.left - ignored if not name.endswith("rotary_emb.inv_freq")}
             left = {name for name in left if not name.startswith(config.unused_tensors)}
+            if format in STORED_ALONE:
+                left = {name for name in left if not name.endswith(UNUSED_ENDS)}
         bar.update(total - bar.n)  # file headers complete the bar
         if left:  # such a checkpoint has another architecture, so results would be wrong
             where = "GGUF file" if format is WeightFormat.GGUF else "checkpoint"
@@ -208,13 +215,14 @@ class CheckpointWeights:
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self._tensors.take(name, STORED_DTYPES, *shape).to(dtype or self._dtype)
 
+    def embedding(self, vocabulary: int, hidden: int) -> torch.Tensor:
+        return self.tensor(EMBEDDING, vocabulary, hidden)
+
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
         """Return a weight, unquantised if its number of inputs is not a multiple of the group size."""
         modules = list(zip(names, parts_of(names, sizes), strict=True))
-        if self._packed is not None and all(self._tensors.has(f"{name}.qweight") for name in names):
-            return stack_int4([self._read_packed(name, sum(parts), inputs, bias) for name, parts in modules])
-        if self._packed is not None and all(self._tensors.has(f"{name}.{BLOCK_SCALES}") for name in names):
-            return stack_blocks([self._read_blocks(name, sum(parts), inputs, bias) for name, parts in modules])
+        if self._packed is not None and any(map(self._is_quantised, names)):
+            return stack_weights([self._read_alone(name, sum(parts), inputs, bias) for name, parts in modules])
         cut = self._cut(names[0])
         if self._format is WeightFormat.MXFP4 and all(self._tensors.has(f"{name}.blocks") for name in names):
             return self._read_fp4(modules, inputs, bias, cut)
@@ -311,6 +319,24 @@ class CheckpointWeights:
         own_bias = self.tensor(f"{module}.bias", outputs) if bias else None
         return BlockFp8Weight(numbers, scales, (height, width), own_bias)
 
+    def _is_quantised(self, module: str) -> bool:
+        tensors = self._tensors
+        return any(tensors.has(f"{module}.{end}") for end in ("qweight", BLOCK_SCALES)) or is_quantised_here(
+            tensors, module
+        )
+
+    def _read_alone(self, module: str, outputs: int, inputs: int, bias: bool) -> Weight:
+        """Read a projection that the checkpoint stores quantised, or a plain one beside it. Raises: ModelError."""
+        if self._tensors.has(f"{module}.qweight"):
+            return self._read_packed(module, outputs, inputs, bias)
+        if self._tensors.has(f"{module}.{BLOCK_SCALES}"):
+            return self._read_blocks(module, outputs, inputs, bias)
+        own_bias = self.tensor(f"{module}.bias", outputs) if bias else None
+        if not is_quantised_here(self._tensors, module):
+            numbers = self._tensors.take(f"{module}.weight", STORED_DTYPES, outputs, inputs)
+            return PlainWeight(numbers.to(self._dtype), own_bias)
+        return with_bias(read_quantised(self._tensors, module, outputs, inputs, self._dtype), own_bias)
+
     def _packed_bias(self, name: str, size: int, wanted: bool) -> torch.Tensor | None:
         """Read a bias; None if not `wanted`.
 
@@ -325,6 +351,8 @@ class CheckpointWeights:
 
     def _column_order(self, module: str, inputs: int, groups: int) -> torch.Tensor | None:
         """Return the indexes of the inputs sorted by group, or None if the inputs are already sorted."""
+        if not self._tensors.has(f"{module}.g_idx"):
+            return None
         groups_of_inputs = self._tensors.take(f"{module}.g_idx", (torch.int32,), inputs).long()
         order = groups_of_inputs.argsort(stable=True)
         expected = torch.arange(inputs, device=order.device) // (inputs // groups)
@@ -347,7 +375,7 @@ def _nibbles(words: torch.Tensor) -> torch.Tensor:
 class GgufWeights:
     """Weights of a GGUF file, by their names in Hugging Face checkpoints.
 
-    Projections stay as stored. The embedding, and a head tied to it, are dequantised, since tokens look up single rows.
+    Projections and embeddings stay as stored, unless their numbers are plain.
     """
 
     def __init__(self, path: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
@@ -378,6 +406,13 @@ class GgufWeights:
         if self._config.norm_offset and name.endswith("norm.weight"):
             numbers = numbers - self._config.norm_offset  # llama.cpp stores the sum
         return numbers.to(dtype or self._dtype)
+
+    def embedding(self, vocabulary: int, hidden: int) -> torch.Tensor | GgufWeight:
+        tensor = self._find(EMBEDDING, (vocabulary, hidden))
+        weight = GgufWeight(self._stored(tensor, EMBEDDING), tensor.type)
+        if tensor.type not in PLAIN_DTYPES:
+            return weight
+        return dequantise(weight.rows, weight.type).to(self._dtype)
 
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
         """Return projections of the same input: one weight if all have the same GGUF type, else a StackedWeight."""

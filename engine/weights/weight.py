@@ -5,7 +5,7 @@ converts. `columns` selects the inputs of a rank that has only some of them; sca
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -94,6 +94,13 @@ class StackedWeight:
 Weight = PlainWeight | Fp8Weight | BlockFp8Weight | Int8Weight | Int4Weight | Fp4Weight | GgufWeight | StackedWeight
 
 
+def with_bias(weight: Weight, bias: torch.Tensor | None) -> Weight:
+    """Return a weight without a bias with this one."""
+    if bias is None or isinstance(weight, StackedWeight):
+        return weight
+    return replace(weight, bias=bias)
+
+
 def is_quantisable(module: str) -> bool:
     return not module.endswith(KEPT_MODULES)
 
@@ -147,6 +154,23 @@ def stack_int4(weights: list[Int4Weight]) -> Int4Weight | StackedWeight:
         torch.cat([getattr(weight, name) for weight in weights]) for name in ("codes", "scales", "zeros")
     )
     return Int4Weight(codes, scales, zeros, first.column_order, stacked([weight.bias for weight in weights]))
+
+
+def stack_weights(weights: list[Weight]) -> Weight:
+    """Concatenate weights of the same input; a StackedWeight if they are of different kinds or differently grouped."""
+    kinds = {type(weight) for weight in weights}
+    if kinds == {Int4Weight}:
+        return stack_int4([weight for weight in weights if isinstance(weight, Int4Weight)])
+    if kinds == {BlockFp8Weight}:
+        return stack_blocks([weight for weight in weights if isinstance(weight, BlockFp8Weight)])
+    bias = stacked([weight.bias for weight in weights if not isinstance(weight, StackedWeight)])
+    if kinds == {PlainWeight}:
+        return PlainWeight(torch.cat([weight.numbers for weight in weights if isinstance(weight, PlainWeight)]), bias)
+    for kind in (Int8Weight, Fp8Weight):
+        if kinds == {kind}:
+            scaled = [weight for weight in weights if isinstance(weight, Int8Weight | Fp8Weight)]
+            return kind(torch.cat([each.numbers for each in scaled]), torch.cat([each.scales for each in scaled]), bias)
+    return StackedWeight(tuple(weights))
 
 
 def stack_blocks(weights: list[BlockFp8Weight]) -> BlockFp8Weight | StackedWeight:

@@ -48,7 +48,7 @@ struct HeadLinearArguments {
 };
 
 struct GatherArguments {
-    Weight weight;             // float32 or bfloat16
+    Weight weight;             // in float32, bfloat16, code4 or code8
     const int64_t* token_ids;  // [count], row indices of the weight
     float* rows;               // [count][inputs]
     int64_t count;

@@ -164,4 +164,40 @@ struct Fp4Weight : Int4Weight {
     }
 };
 
+// Codes of a group, which are converted to numbers, code * scale + offset, and multiplied by floats.
+struct GroupScale {
+    Floats scale, offset;
+    Floats number(Ints code) const { return __builtin_convertvector(code, Floats) * scale + offset; }
+};
+
+// Codes of 0 to 15.
+struct Code4Weight : FloatProducts {
+    static constexpr int MOST_FOLDED_ROWS = 4;
+    using Number = uint32_t;  // eight codes: four in the low nibbles of the bytes, four in the high nibbles
+    static constexpr int PARTS = 8;
+    static constexpr bool IS_GROUPED = true;
+
+    Ints codes;
+    explicit Code4Weight(const Number* from) : codes(load_bits(from)) {}
+    template <int n>
+    Ints code() const {
+        return (codes >> (n < 4 ? 8 * n : 8 * n - 28)) & 15;
+    }
+};
+
+// Codes of -128 to 127.
+struct Code8Weight : FloatProducts {
+    static constexpr int MOST_FOLDED_ROWS = 4;
+    using Number = uint32_t;  // four codes
+    static constexpr int PARTS = 4;
+    static constexpr bool IS_GROUPED = true;
+
+    Ints codes;
+    explicit Code8Weight(const Number* from) : codes(load_bits(from)) {}
+    template <int n>
+    Ints code() const {
+        return (codes << (24 - 8 * n)) >> 24;
+    }
+};
+
 }  // namespace baton

@@ -1,5 +1,6 @@
-// Innermost loop of a product with 4-bit codes. Within a group of inputs, products of codes and bytes are summed
-// exactly as integers; sums of groups, times both scales, are added as floats in order.
+// Innermost loops of products with codes in groups. int4 and fp4: within a group of inputs, products of codes and bytes
+// are summed exactly as integers; sums of groups, times both scales, are added as floats in order. code4 and code8: codes
+// are converted to numbers, whose products with floats are added in order.
 #pragma once
 
 #include "inputs.h"
@@ -12,18 +13,21 @@ constexpr int64_t GROUPS_AHEAD_BYTES = 2048;  // distance of prefetching: into L
 // Pointers to the data of a strip, from some group on.
 struct GroupedStrip {
     const uint32_t* codes;   // steps are PANEL numbers apart
-    const uint16_t* scales;  // [group][PANEL]
-    const uint8_t* zeros;    // [group][PANEL]
+    const uint16_t* scales;   // [group][PANEL]
+    const uint8_t* zeros;     // [group][PANEL]; int4, fp4
+    const uint16_t* offsets;  // [group][PANEL]; code4, code8; null: no offsets
 };
 
-// Convert float16 scales of groups, which have no sign and are finite, to floats.
+// Convert finite float16 scales or offsets of groups to floats.
 inline Floats load_half(const uint16_t* from) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 #elif defined(__AVX2__)
     return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #else
-    return as_floats(load_shorts(from) << 13) * 0x1p112f;
+    const Ints bits = load_shorts(from);
+    const Floats magnitude = as_floats((bits & 0x7fff) << 13) * 0x1p112f;
+    return as_floats(as_ints(magnitude) | (bits & 0x8000) << 16);
 #endif
 }
 
@@ -166,18 +170,65 @@ void multiply_groups(const uint32_t* x, Groups groups, void* totals) {
     }
 }
 
+// Return scale and offset of LANES outputs of a strip's group, from number `at` of its scales on.
+inline GroupScale group_scale(const GroupedStrip& strip, int64_t at) {
+    return {load_half(strip.scales + at), strip.offsets ? load_half(strip.offsets + at) : Floats{}};
+}
+
+// Add the products of some groups to `totals`, [strips][rows][2]. x: [groups][steps * PARTS][rows], floats.
+template <class Format, int rows, int strips>
+void multiply_codes(const uint32_t* x, Groups groups, void* totals) {
+    if (groups.begins) std::fill_n(static_cast<Floats*>(totals), strips * rows * 2, Floats{});
+    const int64_t steps = groups.steps, next = (GROUPS_AHEAD_BYTES / 4 / PANEL + steps - 1) / steps * steps * PANEL;
+    for (int64_t group = 0; group < groups.count; ++group, x += steps * Format::PARTS * rows) {
+        auto* held = static_cast<Floats*>(totals);
+        for (int s = 0; s < strips; ++s, held += 2 * rows) {
+            const GroupedStrip& strip = groups.strips[s];
+            const GroupScale first = group_scale(strip, group * PANEL), second = group_scale(strip, group * PANEL + LANES);
+            Floats sums[rows][2];  // in registers
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; ++r) sums[r][0] = held[2 * r], sums[r][1] = held[2 * r + 1];
+            const uint32_t *words = x, *codes = strip.codes + group * steps * PANEL, *const end = codes + steps * PANEL;
+            for (; codes < end; codes += PANEL, words += Format::PARTS * rows) {
+                __builtin_prefetch(codes + next);
+                __builtin_prefetch(codes + next + LINE_BYTES / 4);
+                const Format low(codes), high(codes + LANES);
+                const auto use = [&](auto n) {
+                    const Floats numbers[2] = {first.number(low.template code<n.value>()),
+                                               second.number(high.template code<n.value>())};
+#pragma GCC unroll 4
+                    for (int r = 0; r < rows; ++r) {
+                        const Floats given = Format::given(words + n.value * rows + r);
+                        Format::add(sums[r][0], given, numbers[0]);
+                        Format::add(sums[r][1], given, numbers[1]);
+                    }
+                };
+                for_parts<Format>([&](auto... n) { (use(n), ...); });
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; ++r) held[2 * r] = sums[r][0], held[2 * r + 1] = sums[r][1];
+        }
+    }
+}
+
 using MultiplyGroups = void (*)(const uint32_t*, Groups, void*);
+
+template <class Format, int rows, int strips>
+constexpr MultiplyGroups grouped() {
+    if constexpr (std::is_base_of_v<FloatProducts, Format>) return multiply_codes<Format, rows, strips>;
+    else return multiply_groups<Format, rows, strips>;
+}
 
 // Indexed by rows - 1.
 template <class Format>
-constexpr auto MULTIPLY_GROUPS =
-    table<MOST_ROWS>([](auto less) -> MultiplyGroups { return multiply_groups<Format, less.value + 1, 1>; });
+constexpr auto MULTIPLY_GROUPS = table<Format::MOST_FOLDED_ROWS>(
+    [](auto less) -> MultiplyGroups { return grouped<Format, less.value + 1, 1>(); });
 
 // Indexed by rows - 1 and strips - 1.
 template <class Format>
 constexpr auto STREAM_GROUPS = table<MOST_STREAMED_ROWS>([](auto rows) {
     return table<MOST_STREAMS>([](auto strips) -> MultiplyGroups {
-        return multiply_groups<Format, decltype(rows)::value + 1, strips.value + 1>;
+        return grouped<Format, decltype(rows)::value + 1, strips.value + 1>();
     });
 });
 

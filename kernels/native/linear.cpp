@@ -87,7 +87,7 @@ class Product {
     static constexpr int STEP_INPUTS = Format::PARTS * Format::WORD_INPUTS;
     static constexpr bool IS_TILED = kind == Words::tiled;
     static constexpr bool PACES = !IS_TILED && !Format::IS_GROUPED;
-    static constexpr bool UNFOLDS = Format::PARTS > 1 && !Format::IS_GROUPED;
+    static constexpr bool UNFOLDS = Format::PARTS > 1 && kind != Words::groups;
 
     // Multiply a single tile by all strips, several strips together. In grouped formats the strips of only one panel
     // are multiplied together, since scales and zero points are address streams too, and a task takes several panels in
@@ -167,12 +167,13 @@ class Product {
         return IS_TILED ? TILE_WORDS : Format::IS_GROUPED ? weight_.group_inputs / STEP_INPUTS : 1;
     }
 
-    int64_t unit_words() const { return unit_steps() * Format::PARTS + (Format::IS_GROUPED ? GROUP_HEAD_WORDS : 0); }
+    int64_t unit_words() const { return unit_steps() * Format::PARTS + (kind == Words::groups ? GROUP_HEAD_WORDS : 0); }
 
     GroupedStrip grouped_strip(int64_t strip, int64_t step) const {
         const int64_t output = strip * STRIP, group = step / unit_steps(), groups = steps_ / unit_steps();
         const int64_t at = (output / PANEL * groups + group) * PANEL + output % PANEL;
-        return {numbers(strip, step), static_cast<const uint16_t*>(weight_.scales) + at, weight_.zeros + at};
+        return {numbers(strip, step), static_cast<const uint16_t*>(weight_.scales) + at,
+                weight_.zeros + (weight_.zeros ? at : 0), weight_.offsets + (weight_.offsets ? at : 0)};
     }
 
     Groups groups_of(const GroupedStrip* strips, int64_t steps, bool begins, Ahead ahead) const {
@@ -196,7 +197,7 @@ class Product {
         const bool is_first = part.begin == 0, is_last = part.begin + part.steps == steps_;
         alignas(64) static thread_local float room[UNFOLDS ? STRETCH_WORDS * STRIP : 1];
         const bool is_unfolded = unfolds(part.first_tile, part.end_tile);
-        if (is_unfolded) unfold(column, part.steps, room);
+        if (is_unfolded) unfold(part, column, room);
         const int64_t own_steps = is_unfolded ? part.steps * Format::PARTS : part.steps;
         const int64_t asks_bytes = std::min(LINE_BYTES, stretch_bytes / own_steps);
         for (int64_t tile = part.first_tile; tile < part.end_tile; ++tile) {
@@ -212,13 +213,13 @@ class Product {
             } else if (tiles > 1) {
                 ahead = asked < stretch_bytes ? Ahead{upcoming + asked, asks_bytes} : Ahead{reinterpret_cast<const char*>(x), 0};
             }
-            if constexpr (Format::IS_GROUPED) {
-                const GroupedStrip strip = grouped_strip(part.strip, part.begin);
-                MULTIPLY_GROUPS<Format>[rows - 1](x, groups_of(&strip, part.steps, is_first, ahead), sums);
-            } else if constexpr (IS_TILED) {
+            if constexpr (IS_TILED) {
                 multiply_tiled(x, rows, column, own_steps, sums, is_first, ahead);
             } else if (is_unfolded) {
                 MULTIPLY<Float32Weight, STRIP>[rows - 1](x, room, own_steps, sums, is_first, ahead);
+            } else if constexpr (Format::IS_GROUPED) {
+                const GroupedStrip strip = grouped_strip(part.strip, part.begin);
+                MULTIPLY_GROUPS<Format>[rows - 1](x, groups_of(&strip, part.steps, is_first, ahead), sums);
             } else {
                 MULTIPLY<Format, PANEL>[rows - 1](x, column, own_steps, sums, is_first, ahead);
             }
@@ -227,14 +228,28 @@ class Product {
         }
     }
 
-    void unfold(const Number* column, int64_t steps, float* to) const {
-        if constexpr (UNFOLDS) {
+    // Convert a stretch of a strip to floats, [part.steps * PARTS][STRIP].
+    void unfold(const Part& part, const Number* column, float* to) const {
+        if constexpr (UNFOLDS && Format::IS_GROUPED) {
+            const GroupedStrip strip = grouped_strip(part.strip, part.begin);
+            for (int64_t step = 0; step < part.steps; step += unit_steps()) {
+                const int64_t at = step / unit_steps() * PANEL;
+                const GroupScale scales[2] = {group_scale(strip, at), group_scale(strip, at + LANES)};
+                const auto unfold_one = [&](const Format& first, const Format& second, auto n) {
+                    store(to, scales[0].number(first.template code<n.value>()));
+                    store(to + LANES, scales[1].number(second.template code<n.value>()));
+                    to += STRIP;
+                };
+                for (int64_t unit = 0; unit < unit_steps(); ++unit, column += PANEL)
+                    for_parts<Format>([&](auto... n) { (unfold_one(Format(column), Format(column + LANES), n), ...); });
+            }
+        } else if constexpr (UNFOLDS) {
             const auto unfold_one = [&](const Format& first, const Format& second, auto n) {
                 store(to, first.template part<n.value>());
                 store(to + LANES, second.template part<n.value>());
                 to += STRIP;
             };
-            for (int64_t step = 0; step < steps; ++step, column += PANEL)
+            for (int64_t step = 0; step < part.steps; ++step, column += PANEL)
                 for_parts<Format>([&](auto... n) { (unfold_one(Format(column), Format(column + LANES), n), ...); });
         }
     }
@@ -297,6 +312,8 @@ void multiply_all(const float* x, int64_t rows, const Weight& weight, float* out
         case Stored::int8: return run(static_cast<Product<Int8Weight, Words::bytes>*>(nullptr));
         case Stored::int4: return run(static_cast<Product<Int4Weight, Words::groups>*>(nullptr));
         case Stored::fp4: return run(static_cast<Product<Fp4Weight, Words::groups>*>(nullptr));
+        case Stored::code4: return run(static_cast<Product<Code4Weight, Words::floats>*>(nullptr));
+        case Stored::code8: return run(static_cast<Product<Code8Weight, Words::floats>*>(nullptr));
     }
 }
 

@@ -6,20 +6,22 @@
 namespace baton {
 
 // `rounding`: the weight is bfloat16, and inputs are rounded to bfloat16.
-enum class Stored : int32_t { float32 = 0, bfloat16 = 1, rounding = 2, int8 = 3, int4 = 4, fp4 = 5 };
+enum class Stored : int32_t { float32 = 0, bfloat16 = 1, rounding = 2, int8 = 3, int4 = 4, fp4 = 5, code4 = 6, code8 = 7 };
 
 // Weight in panels of 32 outputs, zero-padded: `[panel][inputs / n][32][n]`. The n adjacent numbers of an output (1, 2,
 // 4 or 8 by format) have 32 bits together. Of eight int4 codes the first four are in the low nibbles of the bytes. int4
 // has a scale (float16) and a zero point per output and group of inputs: `[panel][group][32]`. fp4 is like int4, but
-// formats.h converts its codes.
+// formats.h converts its codes. code4 and code8 have a scale and perhaps an offset (float16) per output and group: a number
+// is its code, of 0 to 15 or -128 to 127, times the scale plus the offset.
 struct Weight {
     const void* data;
-    const void* scales;   // int8: float per output, padded to panels; int4, fp4: float16
+    const void* scales;   // int8: float per output, padded to panels; int4, fp4, code4, code8: float16
     const int32_t* sums;  // int8: sum of each output's integers, padded to panels
     const uint8_t* zeros;  // int4, fp4: zero points
+    const uint16_t* offsets;  // code4, code8: offsets; null: none
     const float* bias;    // [outputs]; null: no bias
     int64_t outputs, inputs;
-    int64_t group_inputs;  // int4, fp4: inputs of a group, a multiple of 8, at most 256
+    int64_t group_inputs;  // formats in groups: inputs of a group, a multiple of 8, at most 256
     int32_t stored;
 };
 

@@ -99,7 +99,7 @@ def test_weights_in_blocks_stay_a_byte_each(checkpoint: Path, meant: Any) -> Non
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"weight_block_size": None}, "weight_block_size None is not supported"),
+        ({"weight_block_size": [128]}, "weight_block_size \\[128\\] is not supported"),
         ({"fmt": "e5m2"}, "fmt 'e5m2'"),
         ({"activation_scheme": "static"}, "activation_scheme 'static'"),
     ],

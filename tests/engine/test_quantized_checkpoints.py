@@ -1,4 +1,4 @@
-"""AWQ, GPTQ and GGUF checkpoints made by others' tools, against transformers on what others' code dequantises.
+"""Quantised checkpoints made by others' tools, against transformers on what others' code dequantises.
 
 tests/fixtures/quantized/README.md says how they were made.
 """
@@ -20,7 +20,14 @@ from baton.engine.weights.files import model_fingerprint
 from tests.fixtures.paged import CPU, PagedModel
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantized"
-NAMES = ("awq", "gptq", "gptq_v2", "gguf")
+COMPRESSED = ("ct_w8a8", "ct_fp8", "ct_fp8_channel", "ct_w4a16", "ct_w4a16_zeros", "ct_w8a16", "ct_nvfp4")
+BITSANDBYTES = ("bnb_nf4", "bnb_nf4_nested", "bnb_int8")
+NAMES = ("awq", "gptq", "gptq_v2", "gguf", *COMPRESSED, *BITSANDBYTES)
+FORMATS = {
+    **{name: name.removesuffix("_v2") for name in NAMES},
+    **dict.fromkeys(COMPRESSED, "compressed-tensors"),
+    **dict.fromkeys(BITSANDBYTES, "bitsandbytes"),
+}
 PROMPT_TOKENS = 24
 
 
@@ -42,12 +49,15 @@ def test_greedy_tokens_are_those_of_the_independently_dequantised_weights(name: 
     assert answer == tokens[PROMPT_TOKENS:]
 
 
+LOGIT_ERRORS = {"ct_nvfp4": 0.06}  # compressed-tensors rounds the numbers of NVFP4 to bfloat16
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_logit_is_close(name: str) -> None:
     expected = load_file(FIXTURES / name / "expected.safetensors")
     paged, tokens = PagedModel(FIXTURES / name), expected["tokens"].tolist()
     (logits,) = paged.logits([Chunk(0, tokens, 0, paged.blocks(len(tokens)))])
-    torch.testing.assert_close(logits, expected["logits"], atol=1e-4, rtol=0.0)
+    torch.testing.assert_close(logits, expected["logits"], atol=LOGIT_ERRORS.get(name, 1e-4), rtol=0.0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -114,8 +124,8 @@ def test_a_module_that_was_left_unquantised_is_read_as_it_is(tmp_path: Path) -> 
     ("fields", "named"),
     [
         ({"bits": 8}, "8 bits is not supported"),
-        ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported; supported: awq and gptq"),
-        ({"quant_method": "fp8"}, "fp8 of weight_block_size None is not supported"),
+        ({"quant_method": "hqq"}, "'hqq' is not supported; supported: awq and gptq"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "compressed-tensors of format 'marlin-24'"),
         ({"checkpoint_format": "gemv"}, "version 'gemv' is not supported"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "'marlin' is not supported, only gptq"),
     ],
@@ -139,10 +149,21 @@ def test_a_quantised_checkpoint_is_not_quantised_again(name: str, quantize: str,
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
     folder = copied("gptq", tmp_path)
     tensors = load_file(folder / "model.safetensors")
-    del tensors["model.layers.0.mlp.up_proj.g_idx"]
+    del tensors["model.layers.0.mlp.up_proj.qzeros"]
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ModelError, match=r"no tensor model\.layers\.0\.mlp\.up_proj\.g_idx"):
+    with pytest.raises(ModelError, match=r"no tensor model\.layers\.0\.mlp\.up_proj\.qzeros"):
         load_model(folder, torch.float32, CPU, progress=False)
+
+
+def test_gptq_without_g_idx_has_its_inputs_in_order(tmp_path: Path) -> None:
+    folder = copied("gptq_v2", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({k: t for k, t in tensors.items() if not k.endswith("g_idx")}, folder / "model.safetensors")
+    change_config(folder, bits="4")
+    expected = load_file(folder / "expected.safetensors")
+    paged, tokens = PagedModel(folder), expected["tokens"].tolist()
+    (logits,) = paged.logits([Chunk(0, tokens, 0, paged.blocks(len(tokens)))])
+    torch.testing.assert_close(logits, expected["logits"], atol=1e-4, rtol=0.0)
 
 
 def test_a_bias_that_the_model_does_not_have_must_be_zero(tmp_path: Path) -> None:
@@ -159,7 +180,7 @@ def test_a_bias_that_the_model_does_not_have_must_be_zero(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", NAMES)
 def test_the_start_says_size_and_format(name: str) -> None:
     prepared = prepare_model(ModelOptions(FIXTURES / name, CPU, "float32", 16, 1 << 20, None))
-    assert f"MiB ({name.removesuffix('_v2')})" in str(prepared)
+    assert f"MiB ({FORMATS[name]})" in str(prepared)
 
 
 def test_a_gguf_file_has_a_fingerprint_of_its_own(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from baton.kernels import reference
-from baton.kernels.linear import GATHERED, gather_rows
+from baton.kernels.linear import FLOATS, gather_rows
 from baton.kernels.native.library import NativeLibrary
-from baton.kernels.packed_weight import PackedWeight, Stored, pack, pack_int8
+from baton.kernels.packed_weight import PackedWeight, Stored, pack, pack_codes, pack_int8
 from tests.fixtures.native_levels import TESTED, native_at
 
 SHAPES = [(1, 1), (33, 7), (31, 64), (64, 130), (100, 575), (200, 33)]
@@ -30,7 +30,7 @@ def odd_numbers(outputs: int, inputs: int) -> torch.Tensor:
     return weight.bfloat16().float()
 
 
-@pytest.mark.parametrize("stored", GATHERED)
+@pytest.mark.parametrize("stored", FLOATS)
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 def test_rows_are_the_numbers_that_were_packed_bit_by_bit(
     native: NativeLibrary, stored: Stored, outputs: int, inputs: int
@@ -43,7 +43,7 @@ def test_rows_are_the_numbers_that_were_packed_bit_by_bit(
         assert rows.is_contiguous() and torch.equal(bits(rows), bits(weight[token_ids]))
 
 
-@pytest.mark.parametrize("stored", GATHERED)
+@pytest.mark.parametrize("stored", FLOATS)
 def test_other_rows_and_the_padding_are_not_read(native: NativeLibrary, stored: Stored) -> None:
     weight = torch.full((70, 33), torch.nan)
     weight[::9] = 1.5
@@ -52,6 +52,18 @@ def test_other_rows_and_the_padding_are_not_read(native: NativeLibrary, stored: 
     if made.data.shape[-1] == 2:
         made.data[:, -1, :, 1] = torch.nan  # behind the last input
     assert bool((native.gather_rows(torch.arange(0, 70, 9), made) == 1.5).all())
+
+
+@pytest.mark.parametrize("has_offsets", [False, True])
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8])
+def test_rows_of_codes_are_dequantised(native: NativeLibrary, kind: torch.dtype, has_offsets: bool) -> None:
+    codes = torch.randint(0 if kind == torch.uint8 else -128, 16 if kind == torch.uint8 else 128, (70, 48)).to(kind)
+    scales = torch.randn(70, 3).half()
+    scales[3, 1] = 3e-8  # not normal
+    made = pack_codes(codes, scales, torch.randn(70, 3).half() if has_offsets else None, None)
+    token_ids = torch.randint(70, (41,))
+    token_ids[0] = 3
+    torch.testing.assert_close(native.gather_rows(token_ids, made), reference.gather_rows(token_ids, made))
 
 
 def test_many_tokens_are_the_same_on_any_number_of_threads(native: NativeLibrary) -> None:

@@ -15,6 +15,7 @@ from baton.kernels.packed_weight import (
     PackedWeight,
     Stored,
     pack,
+    pack_codes,
     pack_int4,
     pack_int8,
 )
@@ -45,6 +46,10 @@ def seed() -> None:
 def weight_of(stored: Stored, outputs: int, inputs: int) -> PackedWeight:
     if stored is Stored.INT8:
         return pack_int8(torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8), torch.rand(outputs) / 500, None)
+    if stored in (Stored.CODE4, Stored.CODE8):
+        codes, groups = torch.randint(0, 16, (outputs, inputs)), (outputs, inputs // 8)
+        kind = torch.uint8 if stored is Stored.CODE4 else torch.int8
+        return pack_codes(codes.to(kind), (torch.rand(groups) / 30).half(), (torch.rand(groups) / -4).half(), None)
     if stored in GROUPED:
         groups = (outputs, inputs // 8)
         codes, zeros = torch.randint(0, 16, (outputs, inputs)).byte(), torch.randint(6, 10, groups).byte()

@@ -8,9 +8,19 @@ import torch
 
 from baton.engine.kv_cache.layout import KvLayout
 from baton.kernels import reference
-from baton.kernels.linear import GATHERED, dequantise_weight
+from baton.kernels.linear import FLOATS, dequantise_weight
 from baton.kernels.native.library import NativeLibrary
-from baton.kernels.packed_weight import GROUPED, PackedWeight, Stored, pack, pack_fp4, pack_int4, pack_int8, unpacked
+from baton.kernels.packed_weight import (
+    GROUPED,
+    PackedWeight,
+    Stored,
+    pack,
+    pack_codes,
+    pack_fp4,
+    pack_int4,
+    pack_int8,
+    unpacked,
+)
 from baton.kernels.types import E2M1, QUANTISED, Gate, HeadNorms, KvLayer, QuantisedWeight
 from tests.fixtures.native_levels import TESTED, native_at
 
@@ -44,10 +54,24 @@ def weight_of(stored: Stored, outputs: int, inputs: int, bias: bool, group_input
         codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8)
         exponents = torch.randint(-9, 2, (outputs, inputs // group_inputs))
         return pack_fp4(codes, torch.ldexp(torch.ones(exponents.shape), exponents).half(), offsets)
+    if stored in (Stored.CODE4, Stored.CODE8):
+        return coded(stored, outputs, inputs, group_inputs, offsets, has_offsets=outputs % 2 == 0)
     if stored is not Stored.INT8:
         return pack(torch.randn(outputs, inputs), stored, offsets)
     integers = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
     return pack_int8(integers, torch.rand(outputs) / 127, offsets)
+
+
+def coded(
+    stored: Stored, outputs: int, inputs: int, group_inputs: int, bias: torch.Tensor | None, has_offsets: bool
+) -> PackedWeight:
+    """Codes with scales of both signs, as in GGUF's Q4_0."""
+    if stored is Stored.CODE4:
+        codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8)
+    else:
+        codes = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8)
+    groups = (outputs, inputs // group_inputs)
+    return pack_codes(codes, torch.randn(groups).half(), torch.randn(groups).half() if has_offsets else None, bias)
 
 
 def test_packing_loses_nothing() -> None:
@@ -68,7 +92,7 @@ def test_linear_equals_the_reference(
     torch.testing.assert_close(native.packed_linear(x, weight), expected, rtol=0.0, atol=tolerance)
 
 
-@pytest.mark.parametrize("stored", GATHERED)
+@pytest.mark.parametrize("stored", FLOATS)
 def test_products_by_head_equal_the_reference_and_do_not_depend_on_neighbours_or_threads(
     native: NativeLibrary, stored: Stored
 ) -> None:
@@ -126,10 +150,22 @@ def test_fp4_weights_unpack_to_twice_the_numbers_of_their_codes_times_scales() -
     assert expected[0, :16].tolist() == list(E2M1)
 
 
+@pytest.mark.parametrize("has_offsets", [False, True])
+@pytest.mark.parametrize("stored", [Stored.CODE4, Stored.CODE8])
+def test_codes_unpack_to_their_scale_times_the_code_plus_the_offset(stored: Stored, has_offsets: bool) -> None:
+    low, high = (0, 16) if stored is Stored.CODE4 else (-128, 128)
+    codes = torch.randint(low, high, (37, 48)).to(torch.uint8 if stored is Stored.CODE4 else torch.int8)
+    scales, offsets = torch.randn(37, 3).half(), torch.randn(37, 3).half()
+    expected = codes.view(37, 3, 16).float() * scales[..., None].float()
+    expected = (expected + offsets[..., None].float() if has_offsets else expected).view(37, 48)
+    assert torch.equal(unpacked(pack_codes(codes, scales, offsets if has_offsets else None, None)), expected)
+
+
+@pytest.mark.parametrize("stored", [Stored.INT4, Stored.CODE4, Stored.CODE8])
 @pytest.mark.parametrize("group_inputs", [8, 24, 32, 64, 128, 256])
 @pytest.mark.parametrize("rows", [1, 2, 5, 40])
-def test_int4_takes_groups_of_any_size(native: NativeLibrary, rows: int, group_inputs: int) -> None:
-    weight, x = weight_of(Stored.INT4, 70, 768, False, group_inputs), torch.randn(rows, 768)
+def test_groups_have_any_size(native: NativeLibrary, rows: int, group_inputs: int, stored: Stored) -> None:
+    weight, x = weight_of(stored, 70, 768, False, group_inputs), torch.randn(rows, 768)
     expected = reference.packed_linear(x, weight)
     tolerance = TOLERANCE * expected.abs().max().item()
     torch.testing.assert_close(native.packed_linear(x, weight), expected, rtol=0.0, atol=tolerance)

@@ -74,9 +74,15 @@ def find_python(peer: PeerEngine, folder: Path, ours: str) -> str | None:
 
 
 def converted_path(peer: PeerEngine, precision: Precision, checkpoint: Path, folder: Path) -> Path:
-    """Return the path of the checkpoint in the peer's format; the file may not exist yet."""
+    """Return the path of the checkpoint in the peer's format; the file may not exist yet.
+
+    A model that is a GGUF file is given to peers that read GGUF as it is, whatever the precision.
+    """
     if peer.form is CheckpointForm.CHECKPOINT:
         return checkpoint
+    stored = sorted(checkpoint.glob("*.gguf"))
+    if peer.form is CheckpointForm.GGUF and stored:
+        return stored[0]
     stem = f"{checkpoint.name}-{_fingerprint(checkpoint)}"
     if peer.form is CheckpointForm.GGUF:
         return folder / "converted" / f"{stem}-{GGUF_TYPES[precision]}.gguf"

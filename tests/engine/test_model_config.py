@@ -97,7 +97,7 @@ def test_windows_follow_the_family(tmp_path: Path, changes: dict[str, Any], wind
         ({"model_type": None}, "model_type None"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_type 'dynamic'"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "factor"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window 0"),
         ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok 3"),
         ({"num_key_value_heads": 3}, "num_key_value_heads 3"),

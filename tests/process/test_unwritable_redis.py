@@ -1,5 +1,6 @@
 """A Redis that answers and takes no writes counts as lost: workers cannot join, and none that is known is forgotten."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -11,7 +12,7 @@ from redis import Redis
 
 from baton.process.registry.membership import Epoch, Membership, Registration
 from baton.process.registry.redis_registry import RedisRegistry
-from baton.process.registry.redis_routers import JournalChange, RedisJournal, RedisShares
+from baton.process.registry.redis_routers import RedisJournal, RedisShares
 from baton.process.registry.redis_server import RedisServer, start_redis_server
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
 from baton.process.serving.health import Health
@@ -19,6 +20,7 @@ from baton.process.serving.server import Running
 from baton.router.fleet.peers import PeerRouters
 from baton.router.placement.cluster import Cluster
 from baton.router.request.journal import Journal
+from baton.router.request.resume import AttemptLocation
 from baton.worker.config import WorkerConfig
 from baton.worker.process import WorkerProcess
 from tests.fixtures.session_client import eventually
@@ -80,11 +82,14 @@ async def test_shares_and_journal_of_a_full_redis_say_what_is_wrong(server: Redi
         redis.config_set("maxmemory", "1")
         assert not await peers.exchange() and "maxmemory" in peers.problem
         journal = Journal(store, router_id, lambda record: b"record", lambda stream: None)
-        await journal._write((JournalChange("x", 1000, b"record"),))
+        unread: Any = None  # the request, which this journal does not serialise
+        entry = journal.open("x", 1, unread, "model", deadline_s=time.monotonic() + 60)
+        entry.placed(AttemptLocation("a:1", 1))
+        await journal.write()
         assert "maxmemory" in journal.problem
         redis.config_set("maxmemory", "0")
         assert await peers.exchange() and peers.problem == ""
-        await journal._write((JournalChange("x", 1000, b"record"),))
+        await journal.write()
         assert journal.problem == ""
 
 

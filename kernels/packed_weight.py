@@ -210,7 +210,7 @@ def unpacked(weight: PackedWeight) -> torch.Tensor:
             numbers = torch.cat((weight.data & 15, weight.data >> 4), dim=-1)
         if weight.stored is Stored.FP4:
             numbers = 2 * torch.tensor(E2M1)[numbers.int()] + FP4_ZERO
-        spelled_out = _outputs_first(numbers).float().unflatten(1, (-1, weight.group_inputs))
+        spelled_out: torch.Tensor = _outputs_first(numbers).float().unflatten(1, (-1, weight.group_inputs))
         if weight.zeros is not None:
             spelled_out = spelled_out - _of_groups(weight.zeros)
         spelled_out = spelled_out * _of_groups(weight.scales)

@@ -15,8 +15,9 @@ import torch
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.sizing import KvSizing
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
-from baton.engine.request import Request, blocks_for
+from baton.engine.request import Request
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
@@ -66,7 +67,8 @@ def load_engine(setup: EngineSetup) -> LoadedEngine:
         quantize=setup.quantize,
     )
     try:
-        kv_bytes = setup.batch * blocks_for(tokens, BLOCK_TOKENS) * prepare_model(roomy).layout.block_bytes
+        sizing = KvSizing.of(prepare_model(roomy).layout, 0, tokens)
+        kv_bytes = setup.batch * sizing.request_blocks * sizing.block_bytes
         prepared = prepare_model(replace(roomy, kv_memory_bytes=kv_bytes, max_model_len=tokens))
         runner = prepared.load(torch.empty(prepared.pool_bytes, dtype=torch.uint8), progress=False)
     except ModelError as error:

@@ -13,7 +13,9 @@ from baton.worker.config import WorkerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    model: Annotated[str, typer.Option(help="Folder with config.json, or Hugging Face id; no weights are needed.")]
+    model: Annotated[
+        str, typer.Option(help="Folder with config.json (no weights are needed), GGUF file or Hugging Face id.")
+    ]
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Maximum tokens of prompt plus answer; default: the model's context.")
     ] = None

@@ -179,7 +179,10 @@ TlsCa = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text.")]
-ModelFolder = Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")]
+ModelFolder = Annotated[
+    str | None,
+    typer.Option(help="Folder, GGUF file, Hugging Face id (owner/name:Q4_K_M) or smollm2; default: the demo model."),
+]
 Dtype = Annotated[model_options.ComputeDtype, option_of(WorkerConfig, "dtype")]
 Quantize = Annotated[model_options.Quantize, option_of(WorkerConfig, "quantize")]
 KvCacheDtype = Annotated[model_options.KvCacheDtype, option_of(WorkerConfig, "kv_cache_dtype")]

@@ -204,8 +204,12 @@ def loaded_bytes(
             if name.startswith(unused):
                 continue
             kept_bytes = 2 if packed and tensor.dtype == "BF16" else number_bytes
-            if tensor.dtype == "F8_E4M3" and is_quantisable(name.removesuffix(".weight")):
+            if tensor.dtype in ("F8_E4M3", "I8") and is_quantisable(name.removesuffix(".weight")):
                 kept_bytes = 1
+            if tensor.dtype == "U8" and name.endswith((".weight", ".weight_packed")):
+                kept_bytes = 2 * number_bytes  # two codes per byte, which are expanded
+            if tensor.dtype == "I32" and name.endswith(".weight_packed"):
+                kept_bytes = WORD_BYTES
             found[name] = _safetensor_bytes(TensorShape(name, tensor.shape), format, kept_bytes)
     return LoadedBytes(found)
 

@@ -16,7 +16,8 @@ from baton.engine.load import load_model
 from baton.engine.models.linear import Int4KernelLinear, KernelLinear, StackedLinear
 from baton.engine.prepare import ModelOptions, prepare_model
 from baton.engine.request import Chunk
-from baton.engine.weights.files import model_fingerprint
+from baton.engine.weights.files import loaded_bytes, model_fingerprint
+from baton.engine.weights.formats import WeightFormat
 from tests.fixtures.paged import CPU, PagedModel
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantized"
@@ -181,6 +182,13 @@ def test_a_bias_that_the_model_does_not_have_must_be_zero(tmp_path: Path) -> Non
 def test_the_start_says_size_and_format(name: str) -> None:
     prepared = prepare_model(ModelOptions(FIXTURES / name, CPU, "float32", 16, 1 << 20, None))
     assert f"MiB ({FORMATS[name]})" in str(prepared)
+
+
+@pytest.mark.parametrize(("name", "kept_bytes"), [("bnb_nf4", 4), ("ct_nvfp4", 4), ("bnb_int8", 1), ("ct_w8a8", 1)])
+def test_size_in_memory_counts_numbers_as_they_are_kept(name: str, kept_bytes: int) -> None:
+    sizes = loaded_bytes(FIXTURES / name, WeightFormat(FORMATS[name]), number_bytes=4).tensors
+    weights = [size for each, size in sizes.items() if "q_proj.weight" in each]
+    assert max(weights) == 64 * 128 * kept_bytes
 
 
 def test_a_gguf_file_has_a_fingerprint_of_its_own(tmp_path: Path) -> None:

@@ -22,12 +22,12 @@ NO_MODELS = ("mmproj", "imatrix")  # parts of names of GGUF files that contain n
 USUAL_QUANTS = ("Q4_K_M", "Q8_0")  # taken if the id names no file, in this order
 
 
-class ModelNotFound(FileRefused):
+class NoSuchModel(FileRefused):
     """Error: no usable model has that name; the message has the reason and the remedy."""
 
 
 def find_model_folder(given: str, patterns: Sequence[str] = MODEL_FILES) -> Path:
-    """Return the folder of a model. Raises: ModelNotFound, GgufRefused, NotFetched.
+    """Return the folder of a model. Raises: NoSuchModel, GgufRefused, NotFetched.
 
     `patterns`: files to download if `given` is the Hugging Face id of a model without GGUF files.
     """
@@ -39,28 +39,28 @@ def find_model_folder(given: str, patterns: Sequence[str] = MODEL_FILES) -> Path
     if path.is_dir():
         return _gguf_folder(path) or path.resolve()
     if path.exists():
-        raise ModelNotFound(_file_instead(path))
+        raise NoSuchModel(_file_instead(path))
     hub_id, _, chosen = given.partition(":")
     if path.is_absolute() or given.startswith((".", "~")) or hub_id.count("/") != 1:
         named = ", ".join(NAMED)
-        raise ModelNotFound(f"there is no such folder, a hub id looks like owner/name, and named models are {named}")
+        raise NoSuchModel(f"there is no such folder, a hub id looks like owner/name, and named models are {named}")
     return _download(hub_id, chosen, patterns)
 
 
 def check_complete(folder: Path) -> None:
-    """Check that a folder has the files of a checkpoint. Raises: ModelNotFound."""
+    """Check that a folder has the files of a checkpoint. Raises: NoSuchModel."""
     names = {path.name: path.suffix.lower() for path in folder.iterdir()}
     suffixes, pickled = set(names.values()), [name for name, suffix in names.items() if suffix in PICKLED]
     if not names:
-        raise ModelNotFound(f"{folder} is empty; give the folder of a checkpoint")
+        raise NoSuchModel(f"{folder} is empty; give the folder of a checkpoint")
     if pickled and not suffixes & {".safetensors", SUFFIX}:
-        raise ModelNotFound(f"{folder / pickled[0]}: {_file_instead(folder / pickled[0])}")
+        raise NoSuchModel(f"{folder / pickled[0]}: {_file_instead(folder / pickled[0])}")
     if not (folder / "config.json").is_file():
-        raise ModelNotFound(f"{folder} is not a checkpoint: it has no config.json")
+        raise NoSuchModel(f"{folder} is not a checkpoint: it has no config.json")
     if not suffixes & {".safetensors", SUFFIX}:
-        raise ModelNotFound(f"{folder} has no *.safetensors and no *.gguf; other formats are not read")
+        raise NoSuchModel(f"{folder} has no *.safetensors and no *.gguf; other formats are not read")
     if not (folder / "tokenizer.json").is_file():
-        raise ModelNotFound(f"{folder} has no tokenizer.json")
+        raise NoSuchModel(f"{folder} has no tokenizer.json")
 
 
 def _gguf_folder(folder: Path) -> Path | None:
@@ -70,7 +70,7 @@ def _gguf_folder(folder: Path) -> Path | None:
         return None
     if set(files) != set(parts_of(files[0])):
         names = ", ".join(file.name for file in files)
-        raise ModelNotFound(f"has several models ({names}); give one of these files")
+        raise NoSuchModel(f"has several models ({names}); give one of these files")
     return folder_of(files[0])
 
 
@@ -104,11 +104,11 @@ def _download(hub_id: str, chosen: str, patterns: Sequence[str]) -> Path:
         wanted = choose_gguf(_files_of(hub_id), chosen)
         folder = Path(snapshot_download(hub_id, allow_patterns=list(wanted)))
     except HFValidationError as error:
-        raise ModelNotFound(f"neither a folder nor a hub id: {error}") from error
+        raise NoSuchModel(f"neither a folder nor a hub id: {error}") from error
     except RepositoryNotFoundError as error:
-        raise ModelNotFound("the hub has no such model, or it needs `hf auth login`") from error
+        raise NoSuchModel("the hub has no such model, or it needs `hf auth login`") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise ModelNotFound(
+        raise NoSuchModel(
             f"there is no such folder, and the Hugging Face hub cannot be reached ({type(error).__name__}); "
             "give the folder of a checkpoint"
         ) from error
@@ -129,7 +129,7 @@ def _files_of(hub_id: str) -> list[str]:
 def choose_gguf(files: Sequence[str], chosen: str) -> tuple[str, ...]:
     """Return the GGUF file, or all parts of the split one, that `chosen` names by file or type, such as Q4_K_M.
 
-    An empty `chosen` takes the first one of USUAL_QUANTS, or the only model. Raises: ModelNotFound.
+    An empty `chosen` takes the first one of USUAL_QUANTS, or the only model. Raises: NoSuchModel.
     """
     models: dict[str, list[str]] = {}
     for file in sorted(files):
@@ -138,7 +138,7 @@ def choose_gguf(files: Sequence[str], chosen: str) -> tuple[str, ...]:
             part = PART.fullmatch(name)
             models.setdefault(f"{part[1]}{SUFFIX}" if part else name, []).append(file)
     if not models:
-        raise ModelNotFound("has neither config.json nor a GGUF file")
+        raise NoSuchModel("has neither config.json nor a GGUF file")
     names = [name for name in models if name == chosen or chosen in models[name]]
     for quant in (chosen,) if chosen else USUAL_QUANTS:
         names += [name for name in models if re.search(rf"[-._]{re.escape(quant)}\.gguf$", name, re.IGNORECASE)]
@@ -146,5 +146,5 @@ def choose_gguf(files: Sequence[str], chosen: str) -> tuple[str, ...]:
         names += models
     if not names:
         wish = f"no file {chosen!r}" if chosen else "several models"
-        raise ModelNotFound(f"has {wish}; add one of these after a colon: {', '.join(models)}")
+        raise NoSuchModel(f"has {wish}; add one of these after a colon: {', '.join(models)}")
     return tuple(models[names[0]])

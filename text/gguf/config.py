@@ -26,7 +26,7 @@ EXAONE4_LAYERS_WITH_WINDOWS = 64
 GATE_SIGMOID = 2  # value of expert_gating_func
 
 
-class Metadata:
+class GgufMetadata:
     """Metadata of an architecture. Raises GgufRefused for a missing key, and for a value that varies between layers."""
 
     def __init__(self, header: GgufHeader) -> None:
@@ -67,12 +67,12 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
     if architecture is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise GgufRefused(f"architecture {header.architecture!r} is not supported; supported are {known}")
-    data = Metadata(header)
+    data = GgufMetadata(header)
     config = _common(data)
     return {**config, **architecture.fields(data, config)}
 
 
-def _common(data: Metadata) -> dict[str, Any]:
+def _common(data: GgufMetadata) -> dict[str, Any]:
     heads, hidden = int(data["attention.head_count"]), int(data["embedding_length"])
     embedding = data.header.tensors.get(EMBEDDING)
     if embedding is None:
@@ -108,7 +108,7 @@ def _dtype(header: GgufHeader) -> str:
     return "float32" if kinds == {TensorType.F32} else "bfloat16"
 
 
-def _rope(data: Metadata, head_dim: int) -> dict[str, Any]:
+def _rope(data: GgufMetadata, head_dim: int) -> dict[str, Any]:
     parameters: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": float(data.get("rope.freq_base") or DEFAULT_ROPE_THETA),
@@ -151,10 +151,10 @@ def _windows(layers: int, period: int) -> list[str]:
     return ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(layers)]
 
 
-Fields = Callable[[Metadata, Mapping[str, Any]], dict[str, Any]]
+Fields = Callable[[GgufMetadata, Mapping[str, Any]], dict[str, Any]]
 
 
-def _llama(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+def _llama(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     if not data.get("expert_count"):
         return {"model_type": "llama"}
     return {
@@ -165,7 +165,7 @@ def _llama(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _mistral3(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+def _mistral3(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     if data.get("attention.temperature_scale"):
         raise GgufRefused("mistral3.attention.temperature_scale is not supported")
     return {"model_type": "mistral", "sliding_window": None}
@@ -175,7 +175,7 @@ def _qwen(model_type: str) -> Fields:
     return lambda data, config: {"model_type": model_type, "use_sliding_window": False, "sliding_window": None}
 
 
-def _qwen3moe(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+def _qwen3moe(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model_type": "qwen3_moe",
         "num_experts": int(data["expert_count"]),
@@ -189,7 +189,7 @@ def _qwen3moe(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gemma2(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+def _gemma2(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     layers = config["num_hidden_layers"]
     return {
         "model_type": "gemma2",
@@ -202,7 +202,7 @@ def _gemma2(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gemma3(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+def _gemma3(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     local = {"rope_type": "default", "rope_theta": float(data.get("rope.freq_base_swa") or DEFAULT_ROPE_THETA)}
     return {
         "model_type": "gemma3_text",
@@ -223,7 +223,7 @@ def _gemma_scalar(config: Mapping[str, Any], largest_layers: int) -> int:
     return int(config["head_dim"])
 
 
-def _phi3(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+def _phi3(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     window = data.get("attention.sliding_window")
     return {
         "model_type": "phi3",
@@ -237,7 +237,7 @@ def _phi3(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _granite(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+def _granite(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     head_scale = 1 / math.sqrt(config["head_dim"])
     return {
         "model_type": "granite",
@@ -248,7 +248,7 @@ def _granite(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _olmo2(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+def _olmo2(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     window = data.get("attention.sliding_window")
     if not window:
         return {"model_type": "olmo2"}
@@ -256,7 +256,7 @@ def _olmo2(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"model_type": "olmo3", "sliding_window": int(window), "layer_types": layer_types}
 
 
-def _smollm3(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+def _smollm3(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     layers = config["num_hidden_layers"]
     return {
         "model_type": "smollm3",
@@ -267,7 +267,7 @@ def _smollm3(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _exaone4(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+def _exaone4(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     layers = config["num_hidden_layers"]
     has_windows = layers == EXAONE4_LAYERS_WITH_WINDOWS and data.get("attention.sliding_window")
     return {
@@ -277,7 +277,7 @@ def _exaone4(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _seed_oss(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+def _seed_oss(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model_type": "seed_oss",
         "attention_out_bias": data.has("blk.0.attn_output.bias"),
@@ -285,7 +285,7 @@ def _seed_oss(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _glm4moe(data: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+def _glm4moe(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     if data.get("expert_gating_func", GATE_SIGMOID) != GATE_SIGMOID:
         raise GgufRefused("glm4moe.expert_gating_func is not supported; supported is 2")
     return {

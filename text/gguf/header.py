@@ -177,12 +177,12 @@ def read_header(path: Path) -> GgufHeader:
             raise GgufRefused(f"{path}: not a GGUF file: it does not begin with {MAGIC.decode()}")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             try:
-                return _header(_Reader(content), path)
+                return _header(_HeaderReader(content), path)
             except (struct.error, UnicodeDecodeError, KeyError) as error:
                 raise GgufRefused(f"{path}: not a GGUF file, or cut short: {error}") from error
 
 
-def _header(reader: "_Reader", path: Path) -> GgufHeader:
+def _header(reader: "_HeaderReader", path: Path) -> GgufHeader:
     reader.take(len(MAGIC))
     if reader.number("I") not in VERSIONS:
         raise GgufRefused(f"{path}: not a GGUF file of version {' or '.join(map(str, VERSIONS))}, little-endian")
@@ -217,7 +217,7 @@ def _header(reader: "_Reader", path: Path) -> GgufHeader:
     return GgufHeader(metadata, tensors, start)
 
 
-def _tensor_info(reader: "_Reader", path: Path) -> tuple[str, TensorType, tuple[int, ...], int]:
+def _tensor_info(reader: "_HeaderReader", path: Path) -> tuple[str, TensorType, tuple[int, ...], int]:
     """Read name, type, shape, and byte offset in the file's tensor data."""
     name, dimensions = reader.text(), int(reader.number("I"))
     if not 1 <= dimensions <= MOST_DIMENSIONS:
@@ -235,7 +235,7 @@ def _tensor_info(reader: "_Reader", path: Path) -> tuple[str, TensorType, tuple[
     return name, kind, shape, offset
 
 
-class _Reader:
+class _HeaderReader:
     """Sequential reader of values. Raises struct.error past the end of the file."""
 
     def __init__(self, content: mmap.mmap) -> None:

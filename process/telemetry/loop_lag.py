@@ -77,6 +77,8 @@ class LoopLag:
     def _look(self, due_s: float) -> None:
         self._wait()  # first, so that checks continue if this check fails
         now, own_s = self._loop.time(), self._own_queued_s()
+        if now <= self._last_s:
+            return  # same millisecond of uvloop's clock: the next check includes this interval
         late_s, own_queued_s = now - due_s, own_s - self._own_s
         self._contended = CONTENDED_LOOKS if own_queued_s >= LEAST_S else max(0, self._contended - 1)
         queued_s = own_queued_s

@@ -90,6 +90,16 @@ def test_other_threads_are_looked_at_a_while_after_the_loop_had_no_core(
     assert lag.between(10.0 + 2 * PERIOD_S, 100.0).queued_s == pytest.approx(0.5 * PERIOD_S)
 
 
+def test_two_looks_at_the_same_time_are_one(loop: FakeLoop, lag: LoopLag, waits: Waits) -> None:
+    late_s = 10.0 + PERIOD_S + 0.3
+    loop.run_at(late_s)
+    waits.own_s = 0.1
+    loop.run_at(late_s)
+    assert lag.between(0.0, 100.0) == (pytest.approx(0.3), 0.0)
+    loop.run_at(late_s + 2 * PERIOD_S)
+    assert lag.between(late_s, 100.0).queued_s == pytest.approx(0.1)
+
+
 def test_old_looks_are_forgotten(loop: FakeLoop, lag: LoopLag) -> None:
     now = 10.0
     for _ in range(KEPT + 10):

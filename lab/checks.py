@@ -47,6 +47,7 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 ONE_THREAD.pop("PYTHONDONTWRITEBYTECODE", None)
 END_TO_END = "tests/e2e"
 SEEDS = "100"  # number of simulated seeds: about 40 s on one core
+SLOWEST = "--durations=15"
 # Keeps the order of files. Otherwise xdist would run the longest test last, since it is alone in its file.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 # tests/e2e/conftest.py defines the groups.
@@ -88,9 +89,11 @@ def all_checks() -> list[list[Check]]:
         [
             # Unit tests get one process more than cores, since they leave cores idle while they wait.
             Check("simulation", ["baton.cli", "simulate", "--seeds", SEEDS]),
-            Check("unit tests", ["pytest", "--numprocesses", str(cores + 1), *BY_FILE, "--ignore", END_TO_END]),
+            Check(
+                "unit tests", ["pytest", "--numprocesses", str(cores + 1), *BY_FILE, SLOWEST, "--ignore", END_TO_END]
+            ),
         ],
-        [Check("end to end", ["pytest", END_TO_END, "-m", "not alone", *TWO_AT_ONCE])],
+        [Check("end to end", ["pytest", END_TO_END, "-m", "not alone", *TWO_AT_ONCE, SLOWEST])],
         [Check("end to end alone", ["pytest", END_TO_END, "-m", "alone"])],
     ]
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,17 @@ def test_file_answers_like_the_checkpoint_it_was_made_from(name: str) -> None:
 def test_every_supported_architecture_has_a_file() -> None:
     architectures = {read_model_header(FILES / f"{name}.gguf").architecture for name in EXPECTED}
     assert architectures | {"mistral3"} == ARCHITECTURES.keys()
+
+
+def test_folders_of_a_changed_and_of_a_removed_file_are_removed(tmp_path: Path) -> None:
+    changed_file, removed = (Path(shutil.copy(FILES / "llama.gguf", tmp_path / f"{name}.gguf")) for name in "ab")
+    kept = folder_of(FILES / "llama.gguf", tmp_path / "cache")
+    folder_of(changed_file, tmp_path / "cache")
+    folder_of(removed, tmp_path / "cache")
+    removed.unlink()
+    os.utime(changed_file, (1.0, 1.0))
+    again = folder_of(changed_file, tmp_path / "cache")
+    assert {path for path in (tmp_path / "cache").iterdir() if path.is_dir()} == {kept, again}
 
 
 def test_folder_of_a_file_has_its_tokenizer_and_end_tokens(tmp_path: Path) -> None:

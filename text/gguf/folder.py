@@ -4,9 +4,11 @@ Folders are kept in a cache, by name of the file and digest of its path, size an
 converts the tokenizer, is imported only the first time.
 """
 
+import contextlib
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -50,6 +52,7 @@ def folder_of(file: Path, cache: Path | None = None) -> Path:
             made.mkdir()
             _write(parts, made)
             _put(made, folder)
+        _remove_outdated(folder, parts)
         return folder
 
 
@@ -68,6 +71,18 @@ def _put(made: Path, folder: Path) -> None:
     except OSError:
         if not (folder / "config.json").is_file():
             raise
+
+
+def _remove_outdated(new: Path, parts: Iterable[Path]) -> None:
+    """Remove the other folders of earlier contents of `parts`, and of files that no longer exist."""
+    given = set(parts)
+    for folder in new.parent.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process removes folders too
+            links = (
+                [path for path in folder.iterdir() if path.is_symlink()] if folder.is_dir() and folder != new else []
+            )
+            if any(link.readlink() in given or not link.exists() for link in links):
+                shutil.rmtree(folder)
 
 
 def _write(parts: tuple[Path, ...], folder: Path) -> None:

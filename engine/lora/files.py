@@ -59,10 +59,12 @@ HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that keep the base weights; pissa, olora and others change them."""
 MAX_NUMBER = 1e30  # far below the maximum of float32
 NOTHING: tuple[object, ...] = (None, False, "none", [], {})
-ALL_LINEAR, ANY_LAYERS = "all-linear", r"[^.]*"
+ALL_LINEAR, ALL_BUT_HEAD = "all-linear", r"(?!(?:.*\.)?lm_head$).+"
+ANY_LAYERS = r".*?\.[^.]*"
 WEIGHTS_FILE = "adapter_model.safetensors"
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DIGESTED = ("rank", "alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules")
+OTHER_NAME = re.compile(r"base_model\.model\.(?P<module>.+?)\.lora_.+")
 FACTOR_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 
 
@@ -103,6 +105,8 @@ class AdapterConfig:
             return False
         if isinstance(narrowed.pattern, str):
             return self.patterns.match("target_modules", narrowed.pattern, module) is not None
+        if module in self.target_modules:  # a complete name is in no other layer
+            return True
         if self.target_modules and not self._is_named("target_modules", self.target_modules, module):
             return False
         return narrowed.layers_to_transform is None or self._layer_of(narrowed, module) in narrowed.layers_to_transform
@@ -114,10 +118,11 @@ class AdapterConfig:
         return any(module == end or module.endswith(f".{end}") for end in ends)
 
     def _layer_of(self, narrowed: NarrowedTargets, module: str) -> int | None:
+        """Return the first number behind a layers pattern: a later one may be an expert's. None without a match."""
         for pattern in narrowed.layers_pattern:
-            found = self.patterns.match("layers_pattern", rf".*\.{pattern}\.(\d+)\..*", module)
+            found = self.patterns.match("layers_pattern", rf"{pattern}\.(?P<index>\d+)\..*", module)
             if found is not None:
-                return int(found[1])
+                return int(found["index"])
         return None
 
     def _by_pattern(self, name: str, patterns: Mapping[str, Value], module: str, otherwise: Value) -> Value:
@@ -162,10 +167,12 @@ def _narrowed(path: Path, stated: Mapping[str, Any]) -> NarrowedTargets | None:
     targets, excluded, layers = (
         stated.get(name) for name in ("target_modules", "exclude_modules", "layers_to_transform")
     )
-    pattern = targets if isinstance(targets, str) and targets.lower() != ALL_LINEAR else None
+    pattern = targets if isinstance(targets, str) else None
+    if pattern is not None and pattern.lower() == ALL_LINEAR:
+        pattern = ALL_BUT_HEAD
     if pattern is None and not excluded and layers in (None, []):
         return None
-    of_layers = stated.get("layers_pattern") or ANY_LAYERS
+    of_layers = stated.get("layers_pattern")
     if isinstance(layers, int):
         layers = [layers]
     if layers is not None and not (isinstance(layers, list) and all(type(each) is int for each in layers)):
@@ -174,8 +181,16 @@ def _narrowed(path: Path, stated: Mapping[str, Any]) -> NarrowedTargets | None:
         pattern,
         excluded if isinstance(excluded, str) else _names(path, "exclude_modules", excluded or []),
         tuple(layers) if layers else None,
-        (of_layers,) if isinstance(of_layers, str) else _names(path, "layers_pattern", of_layers),
+        _layers_patterns(path, of_layers),
     )
+
+
+def _layers_patterns(path: Path, stated: object) -> tuple[str, ...]:
+    """Return expressions of all that precedes a layer's number in a module name."""
+    if not stated:
+        return (ANY_LAYERS,)
+    named = (stated,) if isinstance(stated, str) else _names(path, "layers_pattern", stated)
+    return tuple(rf"(?:.*?\.)?{each}" for each in named)
 
 
 def _names(path: Path, name: str, listed: object) -> tuple[str, ...]:
@@ -307,13 +322,14 @@ def _read_factors(path: Path, config: AdapterConfig) -> dict[tuple[str, str], to
     left_aside = set[str]()
     with safe_open(path, framework="pt", device="cpu") as file:
         for name in file.keys():  # noqa: SIM118 -- not a mapping
-            match = FACTOR_NAME.fullmatch(name)
-            if match is None:
-                raise ModelError(f"{path}: tensor {name} is neither lora_A nor lora_B of a linear module")
-            if config.targets(match["module"]):
-                stored[match["module"], match["factor"]] = file.get_tensor(name)
-            else:
+            factor = FACTOR_NAME.fullmatch(name)
+            match = factor or OTHER_NAME.fullmatch(name)
+            if match is not None and not config.targets(match["module"]):
                 left_aside.add(match["module"])
+            elif factor is None:
+                raise ModelError(f"{path}: tensor {name} is neither lora_A nor lora_B of a linear module")
+            else:
+                stored[factor["module"], factor["factor"]] = file.get_tensor(name)
     if left_aside:
         named = f"{len(left_aside)} modules that {CONFIG_FILE} does not target, among them {min(left_aside)}"
         logger.warning("%s: ignoring the tensors of %s", path, named)

@@ -89,7 +89,7 @@ def test_pickled_weights_are_not_read(folder: Path) -> None:
         ({DOWN: torch.zeros(5, 64)}, (), "rank must be 4"),
         ({UP: torch.full((64, 4), torch.nan)}, (), "not finite"),
         ({DOWN: torch.zeros(4, 64, dtype=torch.int8)}, (), "int8"),
-        ({"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(4, 8)}, (), "lora_embedding_A"),
+        ({DOWN.replace("lora_A", "lora_embedding_A"): torch.zeros(4, 8)}, (), "lora_embedding_A"),
         ({DOWN.replace("lora_A", "lora_magnitude_vector"): torch.zeros(4)}, (), "lora_magnitude_vector"),
     ],
 )
@@ -125,6 +125,30 @@ def test_read_adapter_leaves_tensors_aside_that_peft_does_not_target(
     assert read_adapter(folder).factors.keys() == {f"model.{name}" for name in adapted}
     assert adapter_digest(folder) != everything
     assert "ignoring the tensors of 2 modules" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "module", "adapted"),
+    [
+        ({"layers_to_transform": [1]}, "model.layers.1.mlp.experts.0.q_proj", True),
+        ({"layers_to_transform": [0]}, "model.layers.1.mlp.experts.0.q_proj", False),
+        ({"layers_to_transform": [0], "layers_pattern": "layers"}, "layers.0.q_proj", True),
+        ({"layers_to_transform": [0]}, "layers.0.q_proj", False),
+        ({"layers_to_transform": [5], "target_modules": ["layers.0.q_proj"]}, "layers.0.q_proj", True),
+        ({"target_modules": "all-linear"}, "lm_head", False),
+        ({"target_modules": "all-linear"}, "model.layers.0.mlp.up_proj", True),
+    ],
+)
+def test_adapter_config_targets_the_modules_that_peft_targets(
+    folder: Path, fields: dict[str, Any], module: str, adapted: bool
+) -> None:
+    restate(folder, **({"target_modules": ["q_proj"]} | fields))
+    assert read_adapter_config(folder).targets(module) is adapted
+
+
+def test_read_adapter_leaves_embedding_factors_aside_that_peft_does_not_target(folder: Path) -> None:
+    restore(folder, {"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(4, 8)}, ())
+    assert "model.embed_tokens" not in read_adapter(folder).factors
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ as much CPU time as torch's. Missing fields, old spellings and other types are n
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from baton.engine.config.model_config import (
     RopeKind,
     read_json,
 )
+from baton.engine.config.own_head import has_own_head
 from baton.engine.config.rope import rope_config
 from baton.engine.weights.formats import packed_format
 from baton.kernels.types import SWIGLU_ALPHA, SWIGLU_LIMIT
@@ -55,6 +57,13 @@ def read_model_config(folder: Path) -> ModelConfig:
 
     Raises: ModelError for missing fields, and for a model that neither the decoder nor transformers' code can serve.
     """
+    config = _read(folder)
+    if isinstance(config, DecoderConfig) and config.tie_word_embeddings and has_own_head(folder):
+        return replace(config, tie_word_embeddings=False)
+    return config
+
+
+def _read(folder: Path) -> ModelConfig:
     raw = read_json(folder / CONFIG_FILE)
     check_numbers(folder / CONFIG_FILE, raw)
     packed = packed_format(raw)

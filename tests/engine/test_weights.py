@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.load import load_model
@@ -52,6 +53,27 @@ def test_weights_are_cast_on_load(folder: Path) -> None:
 
 
 def test_a_tied_head_is_the_embedding_itself(folder: Path) -> None:
+    model = load_model(folder, torch.float32, CPU, progress=False)
+    assert model.head.weight.data_ptr() == model.embedding.weight.data_ptr()
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_head_that_differs_from_a_tied_embedding_is_used_as_in_transformers(folder: Path, sharded: bool) -> None:
+    tensors = load_file(folder / SINGLE_FILE)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()
+    save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if sharded:
+        shard(folder)
+    model = load_model(folder, torch.float32, CPU, progress=False)
+    assert torch.equal(model.head.weight, theirs.lm_head.weight)
+    assert torch.equal(model.embedding.weight, theirs.model.embed_tokens.weight)
+
+
+def test_head_that_equals_a_tied_embedding_takes_no_memory(folder: Path) -> None:
+    tensors = load_file(folder / SINGLE_FILE)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / SINGLE_FILE)
     model = load_model(folder, torch.float32, CPU, progress=False)
     assert model.head.weight.data_ptr() == model.embedding.weight.data_ptr()
 

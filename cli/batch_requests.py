@@ -25,7 +25,7 @@ from baton.router.model.served_model import TokenizerWorker, load_tokenizer
 from baton.router.model.validation import DrawnValues, fit_to_context, validate
 from baton.router.public.access import Caller
 from baton.router.public.vectors import prompted
-from baton.router.types.request import GenerationRequest, Operation, RequestedSampling, ValidRequest
+from baton.router.types.request import GenerationRequest, Operation, PairPrompt, RequestedSampling, ValidRequest
 from baton.router.types.request import Prompt as AskedPrompt
 from baton.router.types.response import Usage
 from baton.text.output.thoughts import MakeParser
@@ -221,7 +221,10 @@ class Validator:
     def _token_ids(self, valid: ValidRequest) -> tuple[int, ...]:
         """Tokenise a prompt. Raises: BatonError."""
         vocab_size, most = self._limits
-        token_ids = self._runner.run(self._tokenizer.prompt_tokens(valid.prompt, None, vocab_size))
+        prompt = valid.prompt
+        if valid.pooling is not None and not isinstance(prompt, PairPrompt):
+            prompt = self._runner.run(self._tokenizer.cut(prompt))
+        token_ids = self._runner.run(self._tokenizer.prompt_tokens(prompt, None, vocab_size))
         fit_to_context(len(token_ids), valid, most)
         return token_ids
 

@@ -52,6 +52,7 @@ def make_plan(options: PlanOptions) -> tuple[MemoryPlan, KvSizing]:
     from baton.engine.weights.files import has_weights, planned_weights
     from baton.engine.weights.formats import weight_format
     from baton.engine.weights.model_shape import read_model_shape
+    from baton.text.tokenizer.checkpoint_tokenizer import TokenizerRefused, read_tokenizer
 
     folder = config_folder(options.model)
     on_gpu = options.device is DeviceChoice.CUDA or (options.device is DeviceChoice.AUTO and torch.cuda.is_available())
@@ -74,10 +75,11 @@ def make_plan(options: PlanOptions) -> tuple[MemoryPlan, KvSizing]:
         format = weight_format(folder, options.quantize)
         check_format(shape.config, format)
         if has_weights(folder):
+            read_tokenizer(folder)  # the server would refuse the checkpoint
             weight_bytes = weights_of(asked, shape.config, format, dtype).size_bytes
         else:
             weight_bytes = planned_weights(folder, shape.tensors, options.quantize, dtype.itemsize).size_bytes
-    except ModelError as error:
+    except (ModelError, TokenizerRefused) as error:
         raise CommandFailed(str(error)) from error
     tokens = options.max_model_len or shape.config.max_positions
     if tokens > shape.config.max_positions:

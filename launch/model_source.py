@@ -1,6 +1,5 @@
 """Choice of the checkpoint folder: a given folder or hub id, else the demo model or a tiny random one."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from baton.process.registry.worker_record import AdapterFolder, parse_adapters
 from baton.text.gguf.header import SUFFIX
 from baton.text.host.files import FileRefused
 from baton.text.model_folder import MODEL_FILES, check_complete, find_model_folder
+from baton.text.tokenizer.checkpoint_tokenizer import TokenizerRefused, read_tokenizer
 
 
 class ModelNotUsable(CommandFailed):
@@ -76,13 +76,10 @@ def find_adapters(given: Sequence[str], model_name: str) -> tuple[AdapterFolder,
 
 def has_chat_template(folder: Path) -> bool:
     """Return whether a checkpoint has a chat template. False if its files cannot be read: the router reports that."""
-    if (folder / "chat_template.jinja").is_file():
-        return True
     try:
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return bool(read_tokenizer(folder).templates)
+    except TokenizerRefused:
         return False
-    return isinstance(config, dict) and bool(config.get("chat_template"))
 
 
 def _demo_model(root: Path, scratch: Path) -> ModelSource:

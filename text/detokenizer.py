@@ -5,6 +5,7 @@ such tokens ends. The decoder checks the complete sequence: if a later byte make
 "Invalid prefix", and its output cannot be withdrawn. Here, byte tokens wait for the end of their sequence.
 """
 
+import re
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
@@ -28,6 +29,28 @@ def silent_token_ids(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> 
     return silent.union(special_token_ids(tokenizer).values()) if skip_special_tokens else silent
 
 
+_CLEANED = (
+    *((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'")),
+    *((" n't", "n't"), (" 'm", "'m"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")),
+)
+"""Replacements of transformers' `clean_up_tokenization`, in its order."""
+_CUT = re.compile(r"(?<=[^ 'n])(?= )")
+"""Positions at which a text can be cut such that both parts, cleaned, add up to the cleaned text."""
+
+
+def clean_spaces(text: str) -> str:
+    """Remove spaces before punctuation and contractions, as transformers does for some tokenizers."""
+    for found, replacement in _CLEANED:
+        text = text.replace(found, replacement)
+    return text
+
+
+def decode(tokenizer: Tokenizer, token_ids: Sequence[int], skip_special_tokens: bool, cleans_spaces: bool) -> str:
+    """Return the text of all tokens together."""
+    text: str = tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+    return clean_spaces(text) if cleans_spaces else text
+
+
 class Detokenizer:
     """Text of one choice, decoded as its tokens arrive.
 
@@ -41,11 +64,12 @@ class Detokenizer:
         silent: frozenset[int],
         skip_special_tokens: bool = True,
         left_out: frozenset[int] = frozenset(),
+        cleans_spaces: bool = False,
     ) -> None:
         """Start an empty text.
 
         `silent`: result of silent_token_ids(tokenizer, skip_special_tokens), computed once per tokenizer. `left_out`:
-        tokens that get no text although not all special tokens are skipped.
+        tokens that get no text although not all special tokens are skipped. `cleans_spaces`: see clean_spaces.
         """
         self._tokenizer = tokenizer
         self._silent = silent
@@ -54,9 +78,14 @@ class Detokenizer:
         self._window: list[int] = []
         self._said_tokens = 0  # number of tokens of the window whose text was returned
         self._said = ""  # text of those tokens, decoded within the window
+        self._cleans_spaces = cleans_spaces
+        self._uncleaned = ""  # text that cannot be cleaned before more text is known
 
     def push(self, token_id: int) -> str:
         """Return the text completed by this token; empty while a character or sequence of bytes is incomplete."""
+        return self._cleaned(self._push(token_id))
+
+    def _push(self, token_id: int) -> str:
         if token_id in self._left_out:
             return ""
         self._window.append(token_id)
@@ -70,13 +99,22 @@ class Detokenizer:
         if len(token_ids) > 1 and self._silent.isdisjoint(token_ids) and self._left_out.isdisjoint(token_ids):
             text = self._say([*self._window, *token_ids])
             if text:
-                return text
+                return self._cleaned(text)
         return "".join(map(self.push, token_ids))
 
     def finish(self) -> str:
         """Return the withheld text. Incomplete characters become U+FFFD, as when decoding all tokens together."""
         text = self._decode(self._window)
-        return text[len(self._said) :]
+        return self._cleaned(text[len(self._said) :], ends=True)
+
+    def _cleaned(self, text: str, ends: bool = False) -> str:
+        """Return the text, or what is cleaned of it and of withheld text. `ends`: no text follows."""
+        if not self._cleans_spaces:
+            return text
+        text = self._uncleaned + text
+        cut = len(text) if ends else max((cut.start() for cut in _CUT.finditer(text)), default=0)
+        self._uncleaned = text[cut:]
+        return clean_spaces(text[:cut])
 
     def _settle(self) -> str:
         """Return the text of withheld bytes that form no characters, up to a position at which the window can be cut.

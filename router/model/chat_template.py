@@ -2,19 +2,18 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from baton.process.errors import Unavailable
 from baton.process.helper import Failure, Helper, HelperBusy, HelperFailed
 from baton.router.admission.queue import RETRY_AFTER_S
-from baton.router.model.defaults import ModelFolderError, read_json
+from baton.router.model.defaults import ModelFolderError
 from baton.router.model.template_process import CPU_S, DONE, TOO_LARGE, TRACES, TemplateRefused
 from baton.router.model.template_traces import Traces, is_plain, shown
 from baton.router.model.turns import Turns
 from baton.router.types.request import Message
-from baton.text.host.files import read_file, reading, reads
 from baton.text.output.thoughts import thoughts_of
+from baton.text.tokenizer.checkpoint_tokenizer import DEFAULT, WITH_TOOLS, CheckpointTokenizer
 
 MODULE = "baton.router.model.template_process"
 PROCESSES = 2  # number of helper processes; with one, a slow prompt would delay those of other callers
@@ -36,28 +35,37 @@ class ChatTemplate:
     """Chat template of the model, compiled and rendered in helper processes. Call `close` at the end."""
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str], tool_format: str = "", cpu_s: float = CPU_S
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        tool_format: str = "",
+        cpu_s: float = CPU_S,
+        with_tools: str | None = None,
     ) -> None:
         """Compile the template. Blocks.
 
         `special_tokens`: text of each token that templates refer to by a name such as `bos_token`. `tool_format`:
-        format of tool calls; empty: it is detected. `cpu_s`: maximum CPU time of rendering one prompt.
+        format of tool calls; empty: it is detected. `cpu_s`: maximum CPU time of rendering one prompt. `with_tools`:
+        source of the template for requests with tools; None: the same.
         Raises: ModelFolderError for a template that does not compile within the limits.
         """
-        self.source = source
+        self.source = source if with_tools is None else f"{source}\n{with_tools}"
+        """Sources of all templates. They are searched for marks of reasoning and tool calls."""
         self.tool_format = tool_format
         self._special_tokens = dict(special_tokens)
-        self._setup = json.dumps([source, self._special_tokens]).encode() + b"\n"
+        self._setups = [
+            json.dumps([each, self._special_tokens]).encode() + b"\n"
+            for each in (source, source if with_tools is None else with_tools)
+        ]
         self._cpu_s = cpu_s
         self._helper = Helper(MODULE, str(cpu_s), processes=PROCESSES, limit_s=WALL_S)
         self._turns = Turns(PROCESSES)
-        # gpt-oss's template calls the reasoning of a message "thinking"; all others call it "reasoning_content".
-        self._thoughts = "thinking" if "message.thinking" in source else "reasoning_content"
         self._endings: dict[str, str] = {}  # prompt endings by template options
-        self._traces: Traces | None = None  # None until a message needs them
+        self._traces: dict[bytes, Traces] = {}  # by setup; absent until a message needs them
         try:
-            self.variables = frozenset[str](json.loads(_text(self._helper.ask_here([self._setup]))))
-            """Variables that the template reads and does not set itself."""
+            read = [json.loads(_text(self._helper.ask_here([setup]))) for setup in dict.fromkeys(self._setups)]
+            self.variables = frozenset[str]().union(*read)
+            """Variables that a template reads and does not set itself."""
         except (TemplateRefused, HelperFailed) as error:
             self.close()
             reason = self._excess(error.failure) if isinstance(error, HelperFailed) else str(error)
@@ -91,23 +99,26 @@ class ChatTemplate:
             return ""
         return rendered[-ENDING_CHARACTERS:]
 
-    async def shown(self, messages: Sequence[Message], tenant: str = "") -> Sequence[Message]:
+    async def shown(
+        self, messages: Sequence[Message], tenant: str = "", *, has_tools: bool = False
+    ) -> Sequence[Message]:
         """Return the messages to render. Raises: NotShown if the template would silently drop a part of a message."""
         if all(map(is_plain, messages)):
             return messages
-        if self._traces is None:
+        setup = self._setups[has_tools]
+        if setup not in self._traces:
             try:
-                async with self._turns.turn(tenant, len(self._setup)):
-                    found = json.loads(_text(await self._helper.ask([self._setup, TRACES])))
-                self._traces = Traces(*map(frozenset, found))
+                async with self._turns.turn(tenant, len(setup)):
+                    found = json.loads(_text(await self._helper.ask([setup, TRACES])))
+                self._traces[setup] = Traces(*map(frozenset, found))
             except (HelperFailed, TemplateRefused) as error:
                 if isinstance(error, HelperFailed) and not error.failure.is_of_question:
                     return messages
-                self._traces = Traces()  # detection is too costly: assume that nothing is dropped
+                self._traces[setup] = Traces()  # detection is too costly: assume that nothing is dropped
             except HelperBusy:
                 return messages
         thinks = thoughts_of(self.source, "") is not None or "<|channel|>" in self.source
-        return shown(messages, self._traces, self.source, thinks)
+        return shown(messages, self._traces[setup], self.source, thinks)
 
     async def render(
         self,
@@ -126,7 +137,7 @@ class ChatTemplate:
             if name not in self.variables or name in self._special_tokens or name in _OWN_NAMES:
                 raise UnreadOption(name)
         given = {
-            "messages": [conversation_entry(message, self._thoughts) for message in messages],
+            "messages": [conversation_entry(message) for message in messages],
             "tools": list(tools),
             "options": dict(options or {}),
             "add_generation_prompt": add_generation_prompt,
@@ -135,7 +146,7 @@ class ChatTemplate:
         asked = json.dumps(given, ensure_ascii=False).encode(errors="surrogatepass")
         try:
             async with self._turns.turn(tenant, len(asked)):
-                return _text(await self._helper.ask([self._setup, asked]))
+                return _text(await self._helper.ask([self._setups[bool(tools)], asked]))
         except HelperFailed as error:
             if error.failure.is_of_question:
                 raise TemplateRefused(self._excess(error.failure)) from error
@@ -167,14 +178,14 @@ def _text(answer: bytearray) -> str:
     return text
 
 
-def conversation_entry(message: Message, thoughts: str) -> dict[str, Any]:
+def conversation_entry(message: Message) -> dict[str, Any]:
     """Return a message as transformers gives it to templates, but with the arguments of tool calls as text.
 
-    Absent fields are left out. `thoughts`: the template's name for the field with the reasoning.
+    Absent fields are left out. Reasoning has two names: gpt-oss's template reads "thinking".
     """
     entry: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
-        entry[thoughts] = message.reasoning
+        entry = {"thinking": message.reasoning, **entry, "reasoning_content": message.reasoning}
     if message.name:
         entry["name"] = message.name
     if message.tool_call_id:
@@ -187,31 +198,14 @@ def conversation_entry(message: Message, thoughts: str) -> dict[str, Any]:
     return entry
 
 
-@reads(ModelFolderError, "tokenizer_config.json")
-def read_chat_template(folder: Path, tool_format: str = "") -> ChatTemplate | None:
-    """Read and compile the checkpoint's chat template; None if it has none. Blocks. Raises: ModelFolderError."""
-    config_path = folder / "tokenizer_config.json"
-    config = read_json(config_path) if config_path.exists() else {}
-    path, source = _source(folder, config)
-    if source is None:
+def chat_template_of(tokenizer: CheckpointTokenizer, tool_format: str = "") -> ChatTemplate | None:
+    """Compile the checkpoint's chat template; None if it has none. Blocks. Raises: ModelFolderError.
+
+    Of several templates, transformers takes those named `default` and, for requests with tools, `tool_use`.
+    """
+    named = tokenizer.templates
+    if not named:
         return None
-    special_tokens = {
-        name: value["content"] if isinstance(value, dict) else value
-        for name, value in config.items()
-        if name.endswith("_token") and isinstance(value, str | dict)
-    }
-    with reading(path, ModelFolderError):
-        return ChatTemplate(source, special_tokens, tool_format)
-
-
-def _source(folder: Path, config: Mapping[str, Any]) -> tuple[Path, str | None]:
-    """Return the file that contains the template, and the template's source; source None without a template."""
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        with reading(path, ModelFolderError):
-            return path, read_file(path).decode()
-    stated = config.get("chat_template")
-    if isinstance(stated, list):  # the checkpoint has several named templates
-        named = {entry["name"]: entry["template"] for entry in stated}
-        stated = named.get("default")
-    return folder / "tokenizer_config.json", stated if isinstance(stated, str) else None
+    lacking = f"the checkpoint has no chat template named {DEFAULT}, but {', '.join(sorted(named))}"
+    source = named.get(DEFAULT, f"{{{{ raise_exception({json.dumps(lacking)}) }}}}")
+    return ChatTemplate(source, tokenizer.special_tokens, tool_format, with_tools=named.get(WITH_TOOLS))

@@ -21,7 +21,7 @@ from tokenizers import Encoding, Tokenizer
 from baton.process.errors import InvalidArgument, NotFound, Unavailable
 from baton.process.registry.worker_record import WEIGHTS, WorkerRole, version_of, weights_digest
 from baton.router.admission.queue import RETRY_AFTER_S
-from baton.router.model.chat_template import ChatTemplate, UnreadOption, read_chat_template
+from baton.router.model.chat_template import ChatTemplate, UnreadOption, chat_template_of
 from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_family, read_generation_defaults
 from baton.router.model.form_checker import FormChecker
 from baton.router.model.form_process import Setup
@@ -64,12 +64,13 @@ from baton.router.types.request import (
 from baton.router.types.worker import Adapter, WorkerDescription
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 from baton.text.block_hash import block_hashes, root_hash
-from baton.text.detokenizer import Detokenizer, silent_token_ids, special_token_ids
-from baton.text.host.files import MAX_TOKENIZER_BYTES, check_file, reads
+from baton.text.detokenizer import Detokenizer, decode, silent_token_ids, special_token_ids
+from baton.text.host.files import reads
 from baton.text.pooler_files import ModelKind, Pooler, PoolingRefused, read_pooler
 from baton.text.pooling import Pooling, second_text
 from baton.text.sampling import bad_word_tokens
 from baton.text.structured.thoughts import form_of
+from baton.text.tokenizer.checkpoint_tokenizer import CheckpointTokenizer, read_tokenizer
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "▁"
@@ -141,9 +142,21 @@ class TokenizerWorker:
     `tenant`: name of the caller, for fair turns; empty: each call counts as another caller.
     """
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, known_bytes: int = 0) -> None:
-        """Create the tokenizer's threads. `known_bytes`: memory for the cache of prompt prefixes."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        known_bytes: int = 0,
+        source: CheckpointTokenizer | None = None,
+    ) -> None:
+        """Create the tokenizer's threads. `known_bytes`: memory for the cache of prompt prefixes.
+
+        `source`: facts of the checkpoint's tokenizer; None: those of a tokenizer.json alone.
+        """
         self._tokenizer = tokenizer
+        self.source = source
+        self.size = tokenizer.get_vocab_size()
+        self._cleans_spaces = source is not None and source.cleans_spaces
         self._silent = silent_token_ids(tokenizer)
         self._special = special_token_ids(tokenizer)
         self._silent_bytes = silent_token_ids(tokenizer, skip_special_tokens=False)
@@ -182,8 +195,18 @@ class TokenizerWorker:
             return await self._on_thread(name, self._encode_pair, pair, most_tokens)
         return await self._on_long_thread(name, size, self._encode_pair, pair, most_tokens)
 
+    async def cut(self, prompt: Prompt, tenant: str = "") -> Prompt:
+        """Return a prompt to embed: a text is tokenised and cut if sentence-transformers cuts this model's texts."""
+        source = self.source
+        if not isinstance(prompt, TextPrompt) or source is None or source.max_text_tokens is None:
+            return prompt
+        name, size = self._turns.name(tenant), len(prompt.text)
+        if size <= LONG_BYTES // 4:
+            return TokenPrompt(await self._on_thread(name, source.cut, self._tokenizer, prompt.text))
+        return TokenPrompt(await self._on_long_thread(name, size, source.cut, self._tokenizer, prompt.text))
+
     async def decode(self, token_ids: tuple[int, ...], skip_special_tokens: bool) -> str:
-        return await self._on_thread("", self._tokenizer.decode, list(token_ids), skip_special_tokens)
+        return await self._on_thread("", decode, self._tokenizer, token_ids, skip_special_tokens, self._cleans_spaces)
 
     async def prompt_tokens(
         self, prompt: AnyPrompt, most_tokens: int | None = None, vocab_size: int | None = None, tenant: str = ""
@@ -230,9 +253,9 @@ class TokenizerWorker:
     def detokenizer(self, shown: Set[str] = frozenset()) -> Detokenizer:
         """Create a detokenizer. `shown`: special tokens that it keeps in the text."""
         if shown.isdisjoint(self._special):
-            return Detokenizer(self._tokenizer, self._silent)
+            return Detokenizer(self._tokenizer, self._silent, cleans_spaces=self._cleans_spaces)
         left_out = frozenset(token_id for text, token_id in self._special.items() if text not in shown)
-        return Detokenizer(self._tokenizer, self._silent_bytes, skip_special_tokens=False, left_out=left_out)
+        return Detokenizer(self._tokenizer, self._silent_bytes, False, left_out, self._cleans_spaces)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -266,7 +289,7 @@ class TokenizerWorker:
             raise InvalidArgument("messages", "this model has no chat template; use Generate")
         try:
             return await self.chat_template.render(
-                await self.chat_template.shown(prompt.messages, tenant),
+                await self.chat_template.shown(prompt.messages, tenant, has_tools=bool(prompt.tools)),
                 prompt.tools,
                 prompt.template_options,
                 prompt.add_generation_prompt,
@@ -324,20 +347,15 @@ def _go_on(reading: Reading, encoding: Encoding | None) -> ReadPrompt | LongPart
     return step
 
 
-@reads(ModelFolderError, "tokenizer.json")
+@reads(ModelFolderError)
 def load_tokenizer(folder: Path, known_bytes: int = 0, tool_format: str = "") -> TokenizerWorker:
-    """Read tokenizer.json and the chat template of the checkpoint in `folder`. Raises: ModelFolderError.
+    """Read the tokenizer and chat template of the checkpoint in `folder`. Raises: ModelFolderError.
 
     `known_bytes`: memory for the cache of prompt prefixes. `tool_format`: format of tool calls; empty: it is detected.
     """
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        raise ModelFolderError(f"{path} is missing; save the tokenizer as a fast one with transformers")
-    check_file(path, MAX_TOKENIZER_BYTES)
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return TokenizerWorker(tokenizer, read_chat_template(folder, tool_format), known_bytes)
+    found = read_tokenizer(folder)
+    template = chat_template_of(found, tool_format)
+    return TokenizerWorker(found.tokenizer(), template, known_bytes, found)
 
 
 def served_adapters(
@@ -433,6 +451,7 @@ class ServedModel:
             raise prompt_too_long(
                 valid.prompt_field, error.least_tokens, context, not error.counted, valid.pooling is not None
             ) from None
+        self._check_embedded(valid.prompt_field, token_ids)
         max_tokens = fit_to_context(len(token_ids), valid, context)
         bad_words = await self.tokenizer.bad_words(valid.bad_words)
         rules = replace(valid.sampling.rules, bad_words=valid.sampling.rules.bad_words + bad_words)
@@ -453,14 +472,19 @@ class ServedModel:
             plain_root=root_hash(self.fingerprint, self.dtype, adapted) if is_salted else root,
         )
 
+    def _check_embedded(self, field: str, token_ids: Sequence[int]) -> None:
+        """Check a prompt's tokens if the tokenizer has more tokens than the model. Raises: InvalidArgument."""
+        if self.tokenizer.size > self.vocab_size and max(token_ids, default=0) >= self.vocab_size:
+            raise InvalidArgument(field, f"has token {max(token_ids)}, but the model has {self.vocab_size} tokens")
+
     async def _joined(self, valid: ValidRequest, most_tokens: int) -> tuple[ValidRequest, Prompt]:
-        """If the prompt is a pair of texts, replace it by its tokens. Return the request and its prompt.
+        """Replace a pair of texts, or a text to embed that may be cut, by its tokens. Return request and prompt.
 
         Raises: TextTooLong.
         """
         pair = valid.prompt
         if not isinstance(pair, PairPrompt):
-            return valid, pair
+            return valid, pair if valid.pooling is None else await self.tokenizer.cut(pair, valid.tenant)
         token_ids, second_from = await self.tokenizer.encode_pair(pair, most_tokens, valid.tenant)
         pooling = None if valid.pooling is None else replace(valid.pooling, second_from=second_from)
         return replace(valid, pooling=pooling), TokenPrompt(token_ids)
@@ -573,7 +597,10 @@ def load_served_model(description: WorkerDescription, source: ModelSource) -> Se
     """Read the tokenizer and defaults of the model that a worker describes. Blocks. Raises: ModelFolderError."""
     model = description.model
     path = source.folder or Path(model.path)
+    tokenizer = load_tokenizer(path, source.known_prompt_bytes, source.tool_format)
     defaults = read_generation_defaults(path)
+    if tokenizer.source is not None:
+        defaults = replace(defaults, eos_token_ids=defaults.eos_token_ids | tokenizer.source.end_token_ids)
     return ServedModel(
         name=source.name or model.name,
         fingerprint=description.fingerprint,
@@ -582,7 +609,7 @@ def load_served_model(description: WorkerDescription, source: ModelSource) -> Se
         dtype=model.dtype,
         block_tokens=model.block_tokens,
         groups=model.groups,
-        tokenizer=load_tokenizer(path, source.known_prompt_bytes, source.tool_format),
+        tokenizer=tokenizer,
         defaults=defaults,
         forms=FormChecker(Setup(str(path.resolve()), model.vocab_size, tuple(sorted(defaults.eos_token_ids)))),
         family=read_family(path),

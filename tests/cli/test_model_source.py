@@ -155,12 +155,14 @@ def test_tiny_checkpoint_loads_completely_in_transformers(tmp_path: Path) -> Non
     ("name", "content", "expected"),
     [
         ("chat_template.jinja", "{{ messages }}", True),
+        ("chat_template.json", '{"chat_template": "{{ messages }}"}', True),
         ("tokenizer_config.json", '{"chat_template": "{{ messages }}"}', True),
         ("tokenizer_config.json", '{"bos_token": "<s>"}', False),
         ("tokenizer_config.json", "not json", False),
-        ("config.json", "{}", False),
     ],
 )
-def test_has_chat_template_reads_both_files(tmp_path: Path, name: str, content: str, expected: bool) -> None:
+def test_has_chat_template_reads_all_files(tmp_path: Path, name: str, content: str, expected: bool) -> None:
+    write_tiny_checkpoint(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / name).write_text(content)
     assert has_chat_template(tmp_path) is expected

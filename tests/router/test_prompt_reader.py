@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from baton.router.model.chat_template import ChatTemplate, read_chat_template
+from baton.router.model.chat_template import ChatTemplate, chat_template_of
 from baton.router.model.marks import UNCUT, find_marks
 from baton.router.model.prompt_reader import AT_ONCE_CHARACTERS, PromptReader, ReadPrompt, TextTooLong, encode
 from baton.router.types.request import Message, ToolCall
 from baton.text.block_hash import block_hashes
 from baton.text.packed_tokens import TokenPacker
+from baton.text.tokenizer.checkpoint_tokenizer import read_tokenizer
 from tests.fixtures.trained_tokenizers import ADDED, BEGIN, DEMO, END, SAMPLES, TURN, trained
 from tests.router.http.conftest import HERMES_TEMPLATE
 from tests.router.tokenizers_for_tests import TEMPLATE, rendered
@@ -122,7 +123,7 @@ def template_of(source: str | None) -> ChatTemplate:
     """None: the demo model's."""
     if source is not None:
         return ChatTemplate(source, {"bos_token": BEGIN, "eos_token": END})
-    demo = read_chat_template(DEMO)
+    demo = chat_template_of(read_tokenizer(DEMO))
     assert demo is not None
     return demo
 

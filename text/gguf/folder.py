@@ -7,7 +7,6 @@ converts the tokenizer, is imported only the first time.
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from typing import Any
 from baton.text.gguf.config import config_of
 from baton.text.gguf.header import GgufHeader, GgufRefused, parts_of, read_model_header
 from baton.text.gguf.pre_tokenizers import apply_split, split_named
+from baton.text.host.cache import cache_folder
 from baton.text.host.files import reading
 
 FORMAT = 1  # number of the folders' format, to be increased whenever their content changes
@@ -30,20 +30,15 @@ NAMED_ENDS = (
 BYTE_LEVEL = "gpt2"  # value of tokenizer.ggml.model
 
 
-def cache_folder() -> Path:
-    """Return the folder of all folders made from GGUF files."""
-    return Path(os.environ.get("BATON_CACHE") or Path.home() / ".cache" / "baton") / "gguf"
-
-
 def folder_of(file: Path, cache: Path | None = None) -> Path:
     """Return the checkpoint folder of a GGUF file, or of the split model that it is a part of. Raises: GgufRefused.
 
-    `cache`: folder in which it is created; None: that of `cache_folder`.
+    `cache`: folder in which it is created; None: the cache of GGUF files.
     """
     file = file.expanduser().resolve()
     with reading(file, GgufRefused):
         parts = parts_of(file)
-        folder = (cache or cache_folder()) / f"{file.stem}-{_digest(parts)}"
+        folder = (cache or cache_folder("gguf")) / f"{file.stem}-{_digest(parts)}"
         if (folder / "config.json").is_file() and all((folder / part.name).exists() for part in parts):
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)

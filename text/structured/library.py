@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from baton.text.host.files import FileRefused, reading
 from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput, check_form, choices_of
+from baton.text.tokenizer.checkpoint_tokenizer import TokenizerRefused, read_tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher as LLMatcher
@@ -74,10 +75,11 @@ class Vocabulary:
 def read_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> Vocabulary:
     """Return the vocabulary of a checkpoint. Raises: LibraryMissing, FormRefused."""
     try:
-        text = (folder / "tokenizer.json").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        found = read_tokenizer(folder)
+    except TokenizerRefused as error:
         raise FormRefused(f"the model's tokenizer cannot be read: {error}") from error
-    return Vocabulary(text, vocab_size, eos_token_ids)
+    ends = found.end_token_ids.union(eos_token_ids)
+    return Vocabulary(found.json, vocab_size, (each for each in ends if each < vocab_size))
 
 
 def compile_form(output: StructuredOutput, vocabulary: Vocabulary) -> "LLMatcher":

@@ -15,8 +15,9 @@ from baton.lab.tableqa.held_out_cases import FIRST, LAST
 from baton.lab.tableqa.tokens import encode
 from baton.lab.tableqa.tool_turns import ToolShown, WrittenCall, shown, written
 from baton.lab.tableqa.train_data import DialoguePart, answered, said
-from baton.router.model.chat_template import read_chat_template
+from baton.router.model.chat_template import chat_template_of
 from baton.router.types.request import Message, ToolCall
+from baton.text.tokenizer.checkpoint_tokenizer import read_tokenizer
 
 MODEL = Path(__file__).parents[3] / "models" / "tableqa"
 MOST_BYTES = 8_000_000
@@ -49,7 +50,7 @@ def test_the_model_is_small() -> None:
 
 
 def test_training_writes_dialogues_as_the_template_does() -> None:
-    template = read_chat_template(MODEL)
+    template = chat_template_of(read_tokenizer(MODEL))
     assert template is not None
     tool = ToolShown("lookup", ("name", "field"))
     call = WrittenCall("lookup", [("name", "Zoë O'Neil"), ("field", "age")])

@@ -1,0 +1,197 @@
+"""Conversion of a checkpoint's tokenizer files by transformers to one tokenizer.json and the facts around it.
+
+`python -m baton.text.tokenizer.convert FOLDER` writes the conversion to its standard output, or exits with 1 and writes
+the reason. It does without torch, whose import would take seconds.
+"""
+
+import base64
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from baton.text.host.files import FileRefused
+
+MODULE = "transformers.models.auto.tokenization_auto"
+"""Module that a conversion imports. Where it is loaded already, a conversion takes no new process."""
+VOCABULARIES = frozenset({".model", ".tiktoken", ".txt"})
+COMMON_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model", "tiktoken.model")
+"""Files with a vocabulary that every tokenizer class of transformers reads, in addition to its own files."""
+
+
+NO_LIMIT = 1 << 31
+"""Number of tokens that no text has. transformers takes 1e30 for no limit."""
+
+
+class TokenizerUnusable(FileRefused):
+    """Error: transformers cannot read the tokenizer, or only by code of the checkpoint."""
+
+
+def convert(folder: Path) -> bytes:
+    """Return a line of JSON with the fields of `CheckpointTokenizer`, followed by the text of a tokenizer.json.
+
+    Raises: TokenizerUnusable, and whatever transformers and tokenizers raise for malformed files.
+    """
+    if not any(path.suffix in VOCABULARIES or path.name in (*COMMON_FILES, "vocab.json") for path in folder.iterdir()):
+        raise TokenizerUnusable(f"there is no tokenizer: no {', '.join(COMMON_FILES)}, vocab.json or vocab.txt")
+    with _without_packages():
+        tokenizer = _load(folder)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise TokenizerUnusable(f"{type(tokenizer).__name__} is not supported: it has no tokenizer.json; save one")
+    own = {name for name in type(tokenizer).vocab_files_names.values() if isinstance(name, str)}
+    names = sorted({*COMMON_FILES, *own, *_json(folder / "tokenizer_config.json").get("fast_tokenizer_files", ())})
+    if not any((folder / name).is_file() for name in names):
+        raise TokenizerUnusable(f"there is no tokenizer: none of {', '.join(names)}")
+    backend.no_truncation()
+    backend.no_padding()
+    max_text_tokens = _apply_sentence_transformers(tokenizer, folder)
+    facts = {
+        "special_tokens": tokenizer.special_tokens_map,
+        "templates": _templates(tokenizer.chat_template, folder),
+        "end_token_ids": sorted(_end_token_ids(tokenizer, folder)),
+        "cleans_spaces": _cleans_spaces(tokenizer),
+        "splits_special_tokens": bool(tokenizer.split_special_tokens),
+        "max_text_tokens": max_text_tokens,
+        "truncation_side": tokenizer.truncation_side,
+    }
+    return json.dumps(facts).encode() + b"\n" + backend.to_str().encode()
+
+
+def _load(folder: Path) -> Any:
+    """Return the tokenizer of AutoTokenizer. Its tokenizer.json suffices if its class is code of the checkpoint."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        if not (folder / "tokenizer.json").is_file():
+            raise TokenizerUnusable(
+                "its class is code of the checkpoint, which never runs; save a tokenizer.json"
+            ) from error
+        return PreTrainedTokenizerFast.from_pretrained(str(folder))
+
+
+def _templates(stated: Any, folder: Path) -> dict[str, str]:
+    """Return the chat templates by name. A processor's chat_template.json counts if the tokenizer has no template."""
+    if stated is None:
+        stated = _json(folder / "chat_template.json").get("chat_template")
+    if isinstance(stated, list):
+        return {each["name"]: each["template"] for each in stated}
+    return dict(stated) if isinstance(stated, dict) else {} if stated is None else {"default": stated}
+
+
+def _end_token_ids(tokenizer: Any, folder: Path) -> Iterator[int]:
+    """Yield the end tokens of config.json, generation_config.json and the tokenizer.
+
+    If neither file states one, that of transformers' configuration class counts, as for `generate`.
+    """
+    if (own := tokenizer.eos_token_id) is not None and tokenizer.convert_ids_to_tokens(own) == tokenizer.eos_token:
+        yield own
+    config, generation = _json(folder / "config.json"), _json(folder / "generation_config.json")
+    own, text = config.get("eos_token_id"), config.get("text_config")
+    if own is None and isinstance(text, dict):
+        own = text.get("eos_token_id")
+    yield from [*_ids(own), *_ids(generation.get("eos_token_id"))] or _ids(_default_end(folder))
+
+
+def _default_end(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    except (ValueError, OSError, KeyError):
+        return None
+    return getattr(config.get_text_config(decoder=True), "eos_token_id", None)
+
+
+def _ids(value: Any) -> list[int]:
+    return [each for each in (value if isinstance(value, list) else [value]) if type(each) is int]
+
+
+def _apply_sentence_transformers(tokenizer: Any, folder: Path) -> int | None:
+    """Let the tokenizer of a folder of sentence-transformers lower-case texts if its file says so.
+
+    Return the number of tokens, including special tokens, to which that library cuts texts; None for no limit.
+    """
+    from tokenizers import normalizers
+
+    module = next((each for each in _modules(folder) if str(each.get("type")).endswith("Transformer")), None)
+    if module is None:
+        return None
+    stated = _json(folder / str(module.get("path") or "") / "sentence_bert_config.json")
+    backend = tokenizer.backend_tokenizer
+    if stated.get("do_lower_case"):
+        rest = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
+    if (limit := stated.get("max_seq_length")) is None:
+        limit, positions = tokenizer.model_max_length, _json(folder / "config.json").get("max_position_embeddings")
+        if isinstance(positions, int) and positions > 0:
+            limit = min(limit, positions)
+    return int(limit) if 0 < limit < NO_LIMIT else None
+
+
+def _modules(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "modules.json"
+    return list(json.loads(path.read_bytes())) if path.is_file() else []
+
+
+def _cleans_spaces(tokenizer: Any) -> bool:
+    """Return whether transformers removes spaces before punctuation from decoded text."""
+    forced = getattr(tokenizer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False)
+    is_bpe = type(tokenizer.backend_tokenizer.model).__name__ == "BPE"
+    return bool(tokenizer.clean_up_tokenization_spaces and (forced or not is_bpe))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_bytes()) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
+@contextmanager
+def _without_packages() -> Iterator[None]:
+    """Let transformers read SentencePiece's and tiktoken's files without these packages, which it needs for no more."""
+    slow = import_module("transformers.convert_slow_tokenizer")
+
+    def open_model(self: Any, model: str) -> None:
+        self.proto = slow.import_protobuf().ModelProto()
+        self.proto.ParseFromString(Path(model).read_bytes())
+
+    own: list[tuple[type, str, Callable[..., Any]]] = [
+        (slow.SentencePieceExtractor, "__init__", open_model),
+        (slow.TikTokenConverter, "load_tiktoken_bpe", staticmethod(_tiktoken_ranks)),
+    ]
+    theirs = [(owner, name, vars(owner)[name]) for owner, name, _ in own]
+    try:
+        for each in own:
+            setattr(*each)
+        yield
+    finally:
+        for each in theirs:
+            setattr(*each)
+
+
+def _tiktoken_ranks(path: str) -> dict[bytes, int]:
+    """Return tokens and their ranks. A line has a token in base64, a space and its rank."""
+    pairs = (line.split() for line in Path(path).read_bytes().splitlines() if line)
+    return {base64.b64decode(token): int(rank) for token, rank in pairs}
+
+
+def _main(folder: str) -> int:
+    # transformers takes modules that cannot be imported for absent. mistral_common would read tekken.json by itself.
+    sys.modules.update(dict.fromkeys(("torch", "mistral_common"), None))
+    try:
+        sys.stdout.buffer.write(convert(Path(folder)))
+    except Exception as error:  # noqa: BLE001 -- of a foreign file, and reported to the process that asked
+        sys.stdout.write(f"{error}" if isinstance(error, TokenizerUnusable) else f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1]))

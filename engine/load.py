@@ -18,10 +18,12 @@ import torch
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import (
     Activation,
+    ConvolutionConfig,
     DecoderConfig,
     DeltaConfig,
     EncoderConfig,
     ExpertsConfig,
+    MambaConfig,
     ModelConfig,
     ModelError,
     QkNorm,
@@ -31,7 +33,16 @@ from baton.engine.lora.adapters import WHOLE, AdapterSet, Part
 from baton.engine.models.batch import Model
 from baton.engine.models.decoder import DecoderModel, Layer, with_native_layers
 from baton.engine.models.delta_net import DeltaNet
-from baton.engine.models.feed_forward import Experts, FeedForward, Gated, GatedExpert, Router, stacked, with_packed
+from baton.engine.models.feed_forward import (
+    Experts,
+    FeedForward,
+    Gated,
+    GatedExpert,
+    Router,
+    Ungated,
+    stacked,
+    with_packed,
+)
 from baton.engine.models.latent import Latent
 from baton.engine.models.linear import (
     DenseEmbedding,
@@ -44,12 +55,15 @@ from baton.engine.models.linear import (
     is_bfloat16,
     spelled_out,
 )
+from baton.engine.models.mamba import Mamba
 from baton.engine.models.residual import Norm, WholeNorms
 from baton.engine.models.rope import layer_tables
+from baton.engine.models.short_convolution import ShortConvolution
+from baton.engine.models.states import Recurrent
 from baton.engine.on_device import made_on, mib
 from baton.engine.parallel.collectives import Collectives
 from baton.engine.parallel.model import parallel_part
-from baton.engine.parallel.shard import ALONE, Shard, shard_config
+from baton.engine.parallel.shard import ALONE, Shard, shard_config, shard_convolution, shard_delta
 from baton.engine.weights.files import weight_files
 from baton.engine.weights.formats import CUT, WITH_INT8_HEAD, WeightFormat, weight_format
 from baton.engine.weights.gguf_file import dequantise
@@ -57,7 +71,7 @@ from baton.engine.weights.read import CUTS, Cut, Size, WeightSource, open_weight
 from baton.engine.weights.weight import GgufWeight, PlainWeight, quantise_int8
 from baton.kernels.dispatch import uses_triton
 from baton.kernels.linear import GATHERED
-from baton.kernels.types import DeltaRates, Gate, HeadNorms, Scoring
+from baton.kernels.types import DeltaRates, Gate, HeadNorms, Scoring, StateRates
 from baton.text.host.files import reading, reads
 
 logger = logging.getLogger(__name__)
@@ -194,23 +208,15 @@ def return_freed_memory() -> None:
         trim(0)
 
 
-class GatedNames(NamedTuple):
-    gate_up: tuple[str, ...]  # names of the gate and the up projection, or of one that fuses both
-    down: str
-
-
 class TokenMixer(NamedTuple):
-    """Part of a layer that mixes tokens: attention, or a gated delta net."""
+    """Part of a layer that mixes tokens: attention, or a recurrent layer."""
 
     qkv: Linear
     head_norms: HeadNorms | WholeNorms | None
     output: Linear
-    delta: DeltaNet | None = None
+    recurrent: Recurrent | None = None
 
 
-DENSE_NAMES = GatedNames(("gate_proj", "up_proj"), "down_proj")
-FUSED_NAMES = GatedNames(("gate_up_proj",), "down_proj")
-MIXTRAL_NAMES = GatedNames(("w1", "w3"), "w2")
 GATES = {Activation.SILU: Gate.SILU, Activation.GELU: Gate.GELU, Activation.CLAMPED: Gate.CLAMPED}
 
 
@@ -239,7 +245,7 @@ class DecoderParts:
         rope, tables = layer_tables(config.ropes, config.rotary_dim, device)
         places = layer_places(config)
         layers = tuple(self._layer(config, index, table, places) for index, table in enumerate(tables))
-        norm = self._norm(config, "model.norm", config.hidden_size)
+        norm = self._norm(config, config.modules.norm, config.hidden_size)
         own = shard_config(config, self._shard.degree)
         # Rounded to the model's dtype, as in training. The residual stream is stored divided by residual_scale.
         scale = float(torch.tensor(config.embedding_scale, dtype=dtype)) / config.residual_scale
@@ -282,8 +288,8 @@ class DecoderParts:
         vocabulary, hidden, source = config.vocab_size, config.hidden_size, self._source
         if config.labels is not None:
             head = self._backend.linear(source.weight(["score"], [config.labels], hidden))
-            return self._embedding(source.embedding(vocabulary, hidden)), head
-        tied = source.embedding(vocabulary, hidden) if config.tie_word_embeddings else None
+            return self._embedding(self._stored_embedding(config)), head
+        tied = self._stored_embedding(config) if config.tie_word_embeddings else None
         if isinstance(tied, GgufWeight) and not self._backend.is_native:
             tied = dequantise(tied.rows, tied.type).to(self._backend.dtype)
         if tied is None:
@@ -299,7 +305,11 @@ class DecoderParts:
         packed = head.weight if tied is not None and isinstance(head, PackedLinear) else None
         if packed is not None and packed.stored in GATHERED and packed.outputs == vocabulary:
             return PackedEmbedding(packed), head
-        return self._embedding(source.embedding(vocabulary, hidden) if tied is None else tied), head
+        return self._embedding(self._stored_embedding(config) if tied is None else tied), head
+
+    def _stored_embedding(self, config: DecoderConfig) -> torch.Tensor | GgufWeight:
+        name = f"{config.modules.embedding}.weight"
+        return self._source.embedding(name, config.vocab_size, config.hidden_size)
 
     def _embedding(self, stored: torch.Tensor | GgufWeight) -> Embedding:
         """Build an embedding without a head. Native kernels look up rows of packed codes as well."""
@@ -311,12 +321,13 @@ class DecoderParts:
         return DenseEmbedding(_narrow(stored) if self._backend.is_native else stored)
 
     def _layer(self, config: DecoderConfig, index: int, table: int, places: Sequence[LayerPlace]) -> Layer:
-        prefix, delta = f"model.layers.{index}.", config.delta
-        hidden, names = config.hidden_size, config.norms
-        attention = f"{prefix}self_attn."
-        linear = [] if delta is None else sorted(delta.layers)
-        is_linear = index in linear
-        before = sum(each < index for each in linear)
+        prefix, names = f"model.layers.{index}.", config.norms
+        hidden, attention = config.hidden_size, f"{prefix}{config.modules.attention}."
+        own_place, attends = LayerPlace(0, 0), index in config.attending_layers
+        if attends:
+            own_place = places[config.attending_layers.index(index)]
+        feeds = config.feed_forward_layers is None or index in config.feed_forward_layers
+        mixes = config.feed_forward_layers is None or not feeds
 
         def norm(name: str | None) -> Norm | None:
             return None if name is None else self._norm(config, prefix + name, hidden)
@@ -324,25 +335,24 @@ class DecoderParts:
         def end_norm(name: str | None) -> Norm | None:
             return None if name is None else replace(self._norm(config, prefix + name, hidden), eps=config.rms_norm_eps)
 
-        if delta is not None and is_linear:
-            mixing = self._delta(config, delta, f"{prefix}linear_attn.", before)
-        else:
-            mixing = self._attention(config, f"{prefix}self_attn.")
+        mixing = None
+        if mixes:
+            mixing = self._attention(config, attention) if attends else self._recurrent(config, index, prefix)
         return Layer(
-            attention_norm=norm(names.attention),
-            qkv=mixing.qkv,
-            head_norms=mixing.head_norms,
+            attention_norm=norm(names.attention if mixes else None),
+            qkv=mixing and mixing.qkv,
+            head_norms=mixing and mixing.head_norms,
             latent=self._latent(config, attention),
-            output=mixing.output,
+            output=mixing and mixing.output,
             attention_end_norm=end_norm(names.attention_end),
-            feed_forward_norm=norm(names.feed_forward),
-            feed_forward=self._feed_forward(config, index),
+            feed_forward_norm=norm(names.feed_forward if feeds else None),
+            feed_forward=self._feed_forward(config, index) if feeds else None,
             feed_forward_end_norm=end_norm(names.feed_forward_end),
             scoring=self._scoring(config, index, attention),
             table=table,
-            place=LayerPlace(0, 0) if is_linear else places[index - before],
+            place=own_place,
             gated=config.gated_attention,
-            delta=mixing.delta,
+            recurrent=mixing and mixing.recurrent,
         )
 
     def _scoring(self, config: DecoderConfig, index: int, attention: str) -> Scoring:
@@ -390,7 +400,56 @@ class DecoderParts:
         return TokenMixer(
             self._qkv(config, attention),
             self._head_norms(config, attention),
-            self._linear([f"{attention}o_proj"], (config.hidden_size,), config.attended_size, config.output_bias),
+            self._linear(
+                [attention + config.modules.output], (config.hidden_size,), config.attended_size, config.output_bias
+            ),
+        )
+
+    def _recurrent(self, config: DecoderConfig, index: int, layer: str) -> TokenMixer:
+        sizes, prefix = config.recurrent, f"{layer}{config.modules.recurrent}."
+        if sizes is None:
+            raise ValueError(f"layer {index} has no recurrent state")
+        place = sorted(sizes.layers).index(index)
+        match sizes:
+            case ConvolutionConfig():
+                return self._convolution(config, sizes, prefix, place)
+            case MambaConfig():
+                return self._mamba(config, sizes, prefix, place)
+            case DeltaConfig():
+                return self._delta(config, sizes, prefix, place)
+
+    def _convolution(self, config: DecoderConfig, sizes: ConvolutionConfig, prefix: str, place: int) -> TokenMixer:
+        hidden, channels = config.hidden_size, sizes.channels
+        own = self._shard.equal_part(channels)
+        weight = self._source.tensor(f"{prefix}conv.weight", channels, 1, sizes.kernel).squeeze(1)
+        bias = self._source.tensor(f"{prefix}conv.bias", channels) if sizes.biased else None
+        net = ShortConvolution(
+            shard_convolution(sizes, self._shard.degree),
+            place,
+            weight=self._backend.keep(weight[own].clone()),
+            bias=None if bias is None else self._backend.keep(bias[own].clone()),
+        )
+        qkv = self._linear([f"{prefix}in_proj"], ((channels, channels, channels),), hidden, sizes.biased)
+        return TokenMixer(qkv, None, self._linear([f"{prefix}out_proj"], (hidden,), channels, sizes.biased), net)
+
+    def _mamba(self, config: DecoderConfig, sizes: MambaConfig, prefix: str, place: int) -> TokenMixer:
+        hidden, channels, heads = config.hidden_size, sizes.channels, sizes.heads
+        rate, bias, skip = (
+            self._source.tensor(f"{prefix}{name}", heads, dtype=torch.float32) for name in ("A_log", "dt_bias", "D")
+        )
+        rates = StateRates(-rate.exp(), self._backend.keep(bias), self._backend.keep(skip), *sizes.step_limits)
+        net = Mamba(
+            sizes,
+            place,
+            convolution=self._tensor(f"{prefix}conv1d.weight", channels, 1, sizes.kernel).squeeze(1),
+            bias=self._tensor(f"{prefix}conv1d.bias", channels) if sizes.convolution_biased else None,
+            rates=rates,
+            norm=self._tensor(f"{prefix}norm.weight", sizes.inner_size),
+            eps=config.rms_norm_eps,
+        )
+        qkv = self._linear([f"{prefix}in_proj"], (sizes.inner_size + channels + heads,), hidden, sizes.biased)
+        return TokenMixer(
+            qkv, None, self._linear([f"{prefix}out_proj"], (hidden,), sizes.inner_size, sizes.biased), net
         )
 
     def _delta(self, config: DecoderConfig, sizes: DeltaConfig, prefix: str, place: int) -> TokenMixer:
@@ -403,7 +462,7 @@ class DecoderParts:
         of_heads, of_channels = self._shard.equal_part(heads), self._shard.equal_parts((keys, keys, values))
         rate, bias = (self._source.tensor(f"{prefix}{name}", heads)[of_heads].float() for name in ("A_log", "dt_bias"))
         net = DeltaNet(
-            shard_config(config, self._shard.degree).delta or sizes,
+            shard_delta(sizes, self._shard.degree),
             place,
             convolution=self._backend.keep(torch.cat([kernel[own] for own in of_channels])),
             rates=DeltaRates(-rate.exp(), self._backend.keep(bias.clone())),
@@ -414,7 +473,7 @@ class DecoderParts:
         return TokenMixer(self._linear(names, tuple(inputs.values()), config.hidden_size), None, output, net)
 
     def _head_norms(self, config: DecoderConfig, attention: str) -> HeadNorms | WholeNorms | None:
-        names = (f"{attention}q_norm", f"{attention}k_norm")
+        names = (attention + config.modules.query_norm, attention + config.modules.key_norm)
         if config.qk_norm is QkNorm.NONE:
             return None
         if config.qk_norm is QkNorm.HEADS:
@@ -428,18 +487,17 @@ class DecoderParts:
         return WholeNorms(query, key, config.rms_norm_eps)
 
     def _feed_forward(self, config: DecoderConfig, index: int) -> FeedForward:
-        prefix, names, experts = f"model.layers.{index}.mlp.", DENSE_NAMES, config.experts
+        layer, names, experts = f"model.layers.{index}.", config.modules, config.experts
         if experts is None or index not in experts.layers:
-            return self._gated(config, prefix, FUSED_NAMES if config.fused else names, config.intermediate_size)
-        if config.family == "mixtral":
-            prefix, names = f"model.layers.{index}.block_sparse_moe.", MIXTRAL_NAMES
+            return self._inner(config, f"{layer}{names.feed_forward}.", config.intermediate_size)
+        prefix = f"{layer}{names.experts}."
         apart = Experts(
             router=self._router(config, experts, prefix),
             experts=tuple(
-                self._gated(config, f"{prefix}experts.{number}.", names, experts.inner_size, experts.together)
+                self._inner(config, f"{prefix}experts.{number}.", experts.inner_size, experts.biased)
                 for number in range(experts.count)
             ),
-            shared=self._shared(config, experts, prefix, names),
+            shared=self._shared(config, experts, layer),
         )
         # Triton's kernels read all experts of a layer together, so the experts' weights must be stacked.
         return stacked(apart) if self._backend.kernels is Kernels.TRITON else with_packed(apart)
@@ -447,31 +505,41 @@ class DecoderParts:
     def _router(self, config: DecoderConfig, experts: ExpertsConfig, prefix: str) -> Router:
         source, routing = self._source, experts.routing
         dtype = torch.float32 if routing.wide else None
-        name = f"{prefix}router" if experts.together else f"{prefix}gate"
+        name = prefix + config.modules.router
         weight = source.tensor(f"{name}.weight", experts.count, config.hidden_size, dtype=dtype)
         bias = source.tensor(f"{name}.bias", experts.count, dtype=dtype) if routing.biased else None
         correction = None
         if routing.corrected:
-            stored = source.tensor(f"{name}.e_score_correction_bias", experts.count, dtype=torch.float32)
+            stored = source.tensor(prefix + config.modules.correction, experts.count, dtype=torch.float32)
             correction = self._backend.keep(stored)
         return Router(self._backend.linear(PlainWeight(weight, bias)), routing, correction)
 
-    def _shared(
-        self, config: DecoderConfig, experts: ExpertsConfig, prefix: str, names: GatedNames
-    ) -> Gated | GatedExpert | None:
+    def _shared(self, config: DecoderConfig, experts: ExpertsConfig, layer: str) -> FeedForward | None:
         if not experts.shared_size:
             return None
         if not experts.gates_shared:
-            return self._gated(config, f"{prefix}shared_experts.", names, experts.shared_size)
+            return self._inner(config, f"{layer}{config.modules.shared}.", experts.shared_size)
+        prefix = f"{layer}{config.modules.experts}."
         gate = self._backend.linear(
             PlainWeight(self._source.tensor(f"{prefix}shared_expert_gate.weight", 1, config.hidden_size), None)
         )
-        return GatedExpert(self._gated(config, f"{prefix}shared_expert.", names, experts.shared_size), gate)
+        return GatedExpert(self._gated(config, f"{prefix}shared_expert.", experts.shared_size), gate)
 
-    def _gated(self, config: DecoderConfig, prefix: str, names: GatedNames, inner: int, bias: bool = False) -> Gated:
+    def _inner(self, config: DecoderConfig, prefix: str, inner: int, bias: bool = False) -> Gated | Ungated:
+        """Build a feed-forward layer, or one expert, of this inner size."""
+        if config.activation is not Activation.RELU2:
+            return self._gated(config, prefix, inner, bias)
+        [up], hidden = config.modules.gate_up, config.hidden_size
+        return Ungated(
+            self._linear([prefix + up], (inner,), hidden, bias),
+            self._linear([prefix + config.modules.down], (hidden,), inner, bias),
+        )
+
+    def _gated(self, config: DecoderConfig, prefix: str, inner: int, bias: bool = False) -> Gated:
+        names, hidden = config.modules, config.hidden_size
         return Gated(
-            gate_up=self._linear([prefix + name for name in names.gate_up], (inner, inner), config.hidden_size, bias),
-            down=self._linear([prefix + names.down], (config.hidden_size,), inner, bias),
+            gate_up=self._linear([prefix + name for name in names.gate_up], (inner, inner), hidden, bias),
+            down=self._linear([prefix + names.down], (hidden,), inner, bias),
             gate=GATES[config.activation],
         )
 

@@ -84,7 +84,7 @@ class PackedWeight:
 class PackedGated:
     """Packed gated feed-forward layer: SwiGLU (arXiv:2002.05202) or similar."""
 
-    gate_up: PackedWeight  # weight that computes all gates, followed by all factors of these gates
+    gate_up: PackedWeight  # weight that computes all gates, followed by all factors of these gates; RELU2: no gates
     down: PackedWeight
     gate: Gate
 

@@ -27,6 +27,7 @@ from baton.kernels.types import (
     Scoring,
     SortedPairs,
     StateInit,
+    StateRates,
     StateRuns,
     dequantise,
     quantise,
@@ -55,6 +56,8 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def gate_mul(gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:
+    if gate is Gate.RELU2:
+        return gate_up.relu().square()
     gates, up = gate_up.chunk(2, dim=-1)
     if gate is Gate.CLAMPED:
         gates, up = gates.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
@@ -397,7 +400,14 @@ def _distance(
     return position - (context_tokens[owner] - 1)[:, None]
 
 
-def causal_convolution(x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns) -> torch.Tensor:
+def causal_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    states: torch.Tensor,
+    runs: StateRuns,
+    bias: torch.Tensor | None = None,
+    activates: bool = True,
+) -> torch.Tensor:
     wide, weights, alone = x.float(), weight.float().T, runs.alone  # weights: [kernel, channels]
     kernel, outs = len(weights), []
     if alone:
@@ -413,7 +423,9 @@ def causal_convolution(x: torch.Tensor, weight: torch.Tensor, states: torch.Tens
         states[runs.destinations[one]] = seen[None, rows:]
         outs.append(_weighted([seen[tap + 1 : tap + 1 + rows] for tap in range(kernel)], weights))
         first += rows
-    return F.silu(torch.cat(outs).to(x.dtype))
+    made = torch.cat(outs)
+    made = (made if bias is None else made + bias.float()).to(x.dtype)
+    return F.silu(made) if activates else made
 
 
 def gated_delta_rule(
@@ -455,6 +467,54 @@ def gated_delta_rule(
     return out
 
 
+def state_space_scan(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    steps: torch.Tensor,
+    rates: StateRates,
+    states: torch.Tensor,
+    runs: StateRuns,
+) -> torch.Tensor:
+    together, alone, wide = value.shape[1] // key.shape[1], runs.alone, value.float()
+    step = F.softplus(steps.float() + rates.bias).clamp(rates.least_step, rates.most_step)
+    decay, change = rates.rate * step, wide * step[:, :, None]
+    query, key = (each.float().repeat_interleave(together, dim=1) for each in (query, key))
+    out = wide * rates.skip[:, None]
+    if alone:
+        before, keys = _begun(states, runs, slice(0, alone)), key[:alone, :, :, None]
+        is_again = (runs.begins[:alone] == StateInit.AGAIN)[:, None, None, None]
+        decayed = before * decay[:alone, :, None, None].exp()
+        after = torch.where(is_again, before, decayed + keys * change[:alone, :, None])
+        states[runs.destinations[:alone]] = after
+        out[:alone] += (query[:alone, :, None] @ after)[:, :, 0]
+    first = alone
+    for number, rows in enumerate(runs.rows, start=alone):
+        one, own = slice(number, number + 1), slice(first, first + rows)
+        state = _begun(states, runs, one)[0]
+        for piece in range(first, first + rows, DELTA_TOKENS):
+            some = slice(piece, min(piece + DELTA_TOKENS, own.stop))
+            queries, keys, changes, decays = (each[some].transpose(0, 1) for each in (query, key, change, decay))
+            total, between = _decays(decays)
+            from_before = queries * total.exp()[:, :, None] @ state
+            out[some] += (from_before + (queries @ keys.mT) * between @ changes).transpose(0, 1)
+            left = (total[:, -1:] - total).exp()[:, :, None]
+            state = state * total[:, -1].exp()[:, None, None] + (keys * left).mT @ changes
+        states[runs.destinations[one]] = state[None]
+        first += rows
+    return out
+
+
+def _decays(decay: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of decays up to each token, and the factor of decay between each pair of tokens; 0 for later ones.
+
+    decay: `[heads, tokens]`.
+    """
+    total = decay.cumsum(1)
+    later = torch.ones(decay.shape[1], decay.shape[1], dtype=torch.bool, device=decay.device).triu(1)
+    return total, (total[:, :, None] - total[:, None]).masked_fill(later, -torch.inf).exp()
+
+
 def _weighted(inputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
     """Return the weighted sum of `inputs`. The order of additions does not depend on the number of rows."""
     total = inputs[0] * weights[0]
@@ -475,9 +535,7 @@ def _delta_piece(
 
     Solves a triangular system (arXiv:2412.06464, section 3.3).
     """
-    total = decay.cumsum(1)
-    later = torch.ones(decay.shape[1], decay.shape[1], dtype=torch.bool, device=decay.device).triu(1)
-    between = (total[:, :, None] - total[:, None]).masked_fill(later, -torch.inf).exp()
+    total, between = _decays(decay)
     own = key * beta[:, :, None]
     system = (own @ key.mT) * between
     known = own * total.exp()[:, :, None] @ state

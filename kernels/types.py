@@ -15,6 +15,7 @@ class Gate(IntEnum):
     GELU = 2  # GELU in its tanh approximation
     CLAMPED = 3  # g sigmoid(SWIGLU_ALPHA g) (u + 1), with gate g and factor u bounded by SWIGLU_LIMIT
     SIGMOID = 4
+    RELU2 = 5  # square of ReLU, of a layer without gates
 
 
 SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # constants of Gate.CLAMPED
@@ -111,7 +112,7 @@ class KvPages(_KvHeads):
     values: number = stored * scale.
     """
 
-    states: torch.Tensor | None = None  # float32 [blocks, any], recurrent states of delta nets (delta.py)
+    states: torch.Tensor | None = None  # float32 [blocks, any], states of recurrent layers (delta.py)
 
     def __post_init__(self) -> None:
         if (self.data.dtype in QUANTISED) != (self.scales is not None):
@@ -272,6 +273,16 @@ class DeltaRates(NamedTuple):
 
     rate: torch.Tensor  # float32 [value_heads], at most 0
     bias: torch.Tensor  # float32 [value_heads]
+
+
+class StateRates(NamedTuple):
+    """Parameters of the heads of a state space, and the limits of their time steps."""
+
+    rate: torch.Tensor  # float32 [heads], at most 0
+    bias: torch.Tensor  # float32 [heads], added to time steps
+    skip: torch.Tensor  # float32 [heads], factor of a token's values in its own output
+    least_step: float
+    most_step: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from baton.engine.config.delta import delta_config
 from baton.engine.config.experts import experts_config
-from baton.engine.config.families import FAMILIES, Bias, Delta, Family, Rotating, Windows
+from baton.engine.config.families import FAMILIES, Bias, Family, Rotating, Windows
 from baton.engine.config.latent import latent_config, latent_scale
 from baton.engine.config.limits import check_numbers
 from baton.engine.config.model_config import (
@@ -29,7 +28,9 @@ from baton.engine.config.model_config import (
     read_json,
 )
 from baton.engine.config.own_head import has_own_head
+from baton.engine.config.recurrent import FEED_FORWARD, recurrent_config
 from baton.engine.config.rope import rope_config
+from baton.engine.config.spellings import SPELLINGS
 from baton.engine.weights.formats import packed_format
 from baton.kernels.types import SWIGLU_ALPHA, SWIGLU_LIMIT
 from baton.text.host.files import reads
@@ -104,6 +105,8 @@ def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> 
     """Convert `fields`, named as in transformers. Raises: NotInDecoderError; ModelError for invalid values."""
     name = fields["model_type"]
     family = FAMILIES[name]
+    if name in SPELLINGS:
+        fields = {**fields, **SPELLINGS[name](fields)}
     _check(fields, "mlp_bias", supported=(None, False))
     _check(fields, "use_bidirectional_attention", supported=(None, False))
     heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
@@ -158,9 +161,18 @@ def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> 
         residual_scale=_number(fields, family.residual_scale, 1.0),
         labels=labels,
         sinks=family.sinks,
-        delta=None if family.delta is None else delta_config(fields, family.delta is Delta.INTERLEAVED),
+        recurrent=None if family.recurrence is None else recurrent_config(fields, family.recurrence),
         gated_attention=family.gated_attention,
+        modules=family.modules,
+        feed_forward_layers=_feed_forward_layers(fields),
     )
+
+
+def _feed_forward_layers(fields: Mapping[str, Any]) -> frozenset[int] | None:
+    """Return the layers that only feed forward, if a layer is one part only; None if each layer has both parts."""
+    if not fields.get("parts_apart"):
+        return None
+    return frozenset(index for index, kind in enumerate(fields["layer_types"]) if kind == FEED_FORWARD)
 
 
 def _labels(fields: Mapping[str, Any]) -> int | None:
@@ -193,7 +205,8 @@ def _check(fields: Mapping[str, Any], name: str, supported: tuple[Any, ...]) -> 
 
 
 def _activation(fields: Mapping[str, Any], name: str) -> Activation:
-    _check(fields, name, supported=(Activation.SILU.value, Activation.GELU.value))
+    supported = (Activation.RELU2,) if fields.get("parts_apart") else (Activation.SILU, Activation.GELU)
+    _check(fields, name, supported=tuple(each.value for each in supported))
     return Activation(fields[name])
 
 

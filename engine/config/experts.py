@@ -5,7 +5,7 @@ from typing import Any
 
 from baton.engine.config.families import Family, GroupedExperts
 from baton.engine.config.model_config import ExpertsConfig, ModelError
-from baton.kernels.types import Routing
+from baton.kernels.types import GatingFunction, Routing
 
 UNGROUPED, GROUPED = "greedy", "group_limited_greedy"
 
@@ -24,14 +24,30 @@ def experts_config(name: str, family: Family, fields: Mapping[str, Any]) -> Expe
         step, dense = fields.get("decoder_sparse_step", 1), fields.get("mlp_only_layers", ())
         layers = frozenset(index for index in every if index not in dense and (index + 1) % step == 0)
         inner, normalised = fields["moe_intermediate_size"], fields.get("norm_topk_prob", True)
+    elif name == "granitemoehybrid" and fields["num_local_experts"]:
+        # Its softmax over the chosen experts equals a normalised softmax over all.
+        count, inner = fields["num_local_experts"], fields["intermediate_size"]
+        routing = Routing(_per_token(fields, count), normalised=True)
+        shared = int(fields["shared_intermediate_size"])
+        return ExpertsConfig(frozenset(every), count, inner, routing, shared, together=True)
+    elif name == "lfm2_moe":
+        count, layers = fields["num_experts"], frozenset(range(int(fields["num_dense_layers"]), len(every)))
+        routing = Routing(
+            per_token=_per_token(fields, count),
+            normalised=bool(fields["norm_topk_prob"]),
+            odds=GatingFunction.SIGMOID,
+            corrected=bool(fields["use_expert_bias"]),
+            scale=float(fields["routed_scaling_factor"]),
+        )
+        return ExpertsConfig(layers, count, fields["moe_intermediate_size"], routing) if layers else None
     elif name == "gpt_oss":  # its softmax over the chosen experts equals a normalised softmax over all
         layers, inner, normalised = frozenset(every), fields["intermediate_size"], True
     else:
         return None
-    count, together = fields["num_local_experts"], name == "gpt_oss"
-    routing = Routing(_per_token(fields, count), normalised, biased=together)
+    count, biased = fields["num_local_experts"], name == "gpt_oss"
+    routing = Routing(_per_token(fields, count), normalised, biased=biased)
     shared = int(fields.get("shared_expert_intermediate_size") or 0)
-    return ExpertsConfig(layers, count, inner, routing, shared, gates_shared=shared > 0, together=together)
+    return ExpertsConfig(layers, count, inner, routing, shared, gates_shared=shared > 0, together=biased, biased=biased)
 
 
 def _grouped(grouped: GroupedExperts, fields: Mapping[str, Any]) -> ExpertsConfig | None:
@@ -39,8 +55,10 @@ def _grouped(grouped: GroupedExperts, fields: Mapping[str, Any]) -> ExpertsConfi
         if fields.get(name, only) != only:
             # transformers ignores the field and would compute another model.
             raise ModelError(f"config.json: {name} {fields[name]!r} is not supported; supported: {only!r}")
-    first, layers = int(fields["first_k_dense_replace"]), int(fields["num_hidden_layers"])
-    if first >= layers:
+    layers = fields.get("expert_layers")
+    if layers is None:
+        layers = range(int(fields["first_k_dense_replace"]), int(fields["num_hidden_layers"]))
+    if not layers:
         return None
     count, inner = int(fields["n_routed_experts"]), int(fields["moe_intermediate_size"])
     per_token = _per_token(fields, count)
@@ -56,9 +74,8 @@ def _grouped(grouped: GroupedExperts, fields: Mapping[str, Any]) -> ExpertsConfi
         scale=float(fields["routed_scaling_factor"]),
         wide=True,
     )
-    return ExpertsConfig(
-        frozenset(range(first, layers)), count, inner, routing, inner * int(fields["n_shared_experts"])
-    )
+    shared = fields.get("shared_expert_intermediate_size") or inner * int(fields["n_shared_experts"])
+    return ExpertsConfig(frozenset(layers), count, inner, routing, int(shared))
 
 
 def _groups(grouped: GroupedExperts, fields: Mapping[str, Any], count: int, per_token: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from baton.engine.config.model_config import NormPlaces, QkNorm
+from baton.engine.config.model_config import LLAMA_NAMES, ModuleNames, NormPlaces, QkNorm
 from baton.kernels.types import GatingFunction
 
 
@@ -35,11 +35,13 @@ class Rotating(Enum):
     WINDOWED = auto()  # layers with a window; all layers if the model has no window
 
 
-class Delta(Enum):
-    """Layout of the projections of gated delta nets."""
+class Recurrence(Enum):
+    """Kind of the layers with a recurrent state."""
 
-    INTERLEAVED = auto()  # two modules, whose outputs are grouped by key head
-    APART = auto()  # queries, keys and values share a module; each other projection has its own
+    DELTA_INTERLEAVED = auto()  # gated delta nets of two modules, whose outputs are grouped by key head
+    DELTA_APART = auto()  # queries, keys and values share a module; each other projection has its own
+    CONVOLUTION = auto()  # gated short convolutions
+    MAMBA = auto()  # Mamba2
 
 
 BEFORE = NormPlaces()
@@ -90,7 +92,8 @@ class Family:
     sinks: bool = False  # each head has a learned score that every query sees
     clamped: bool = False  # clamped feed-forward layers, as in gpt-oss
     grouped_experts: GroupedExperts | None = None
-    delta: Delta | None = None
+    recurrence: Recurrence | None = None
+    modules: ModuleNames = LLAMA_NAMES
     gated_attention: bool = False
     activation: str = "hidden_act"
     scales_embedding_by_root: bool = False  # the factor is the square root of hidden_size
@@ -109,17 +112,45 @@ QWEN_HYBRID = Family(
     qk_norm=QkNorm.HEADS,
     bias=Bias.STATED,
     windows=Windows.NONE,
-    delta=Delta.APART,
+    recurrence=Recurrence.DELTA_APART,
     gated_attention=True,
+)
+LFM2 = Family(
+    norms=NormPlaces(attention="operator_norm", feed_forward="ffn_norm"),
+    qk_norm=QkNorm.HEADS,
+    windows=Windows.NONE,
+    recurrence=Recurrence.CONVOLUTION,
+    modules=ModuleNames(
+        norm="model.embedding_norm",
+        recurrent="conv",
+        output="out_proj",
+        query_norm="q_layernorm",
+        key_norm="k_layernorm",
+        feed_forward="feed_forward",
+        experts="feed_forward",
+        gate_up=("w1", "w3"),
+        down="w2",
+        correction="expert_bias",
+    ),
+)
+GRANITE = Family(
+    windows=Windows.NONE,
+    embedding_scale="embedding_multiplier",
+    residual_scale="residual_multiplier",
+    attention_scale="attention_multiplier",
+    logits_divisor="logits_scaling",
 )
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(windows=Windows.NONE),
     "mistral": Family(windows=Windows.ALL),
-    "mixtral": Family(windows=Windows.ALL),
+    "mixtral": Family(
+        windows=Windows.ALL,
+        modules=ModuleNames(experts="block_sparse_moe", gate_up=("w1", "w3"), down="w2"),
+    ),
     "qwen2": Family(bias=Bias.QKV),
     "qwen3": Family(qk_norm=QkNorm.HEADS),
     "qwen3_moe": Family(qk_norm=QkNorm.HEADS, windows=Windows.ALL),
-    "qwen3_next": replace(QWEN_HYBRID, delta=Delta.INTERLEAVED),
+    "qwen3_next": replace(QWEN_HYBRID, recurrence=Recurrence.DELTA_INTERLEAVED),
     "qwen3_5_text": QWEN_HYBRID,
     "qwen3_5_moe_text": QWEN_HYBRID,
     "gemma2": Family(
@@ -142,19 +173,53 @@ FAMILIES: Mapping[str, Family] = {
         attention_scale_of="query_pre_attn_scalar",
         logits_softcap="final_logit_softcapping",
     ),
-    "phi3": Family(fused=True, windows=Windows.ALL),
+    "phi3": Family(fused=True, windows=Windows.ALL, modules=ModuleNames(gate_up=("gate_up_proj",))),
     "olmo2": Family(norms=AFTER, wide_norms=True, qk_norm=QkNorm.WHOLE, windows=Windows.NONE),
     "olmo3": Family(norms=AFTER, wide_norms=True, qk_norm=QkNorm.WHOLE),
-    "granite": Family(
-        windows=Windows.NONE,
-        embedding_scale="embedding_multiplier",
-        residual_scale="residual_multiplier",
-        attention_scale="attention_multiplier",
-        logits_divisor="logits_scaling",
+    "granite": GRANITE,
+    "granitemoehybrid": replace(
+        GRANITE,
+        rotating=Rotating.STATED,
+        recurrence=Recurrence.MAMBA,
+        modules=ModuleNames(
+            recurrent="mamba",
+            feed_forward="shared_mlp",
+            experts="block_sparse_moe",
+            shared="shared_mlp",
+            gate_up=("input_linear",),
+            down="output_linear",
+            router="router.layer",
+        ),
     ),
+    "bamba": Family(
+        norms=NormPlaces(feed_forward="pre_ff_layernorm"),
+        windows=Windows.NONE,
+        recurrence=Recurrence.MAMBA,
+        modules=ModuleNames(norm="model.final_layernorm", recurrent="mamba", feed_forward="feed_forward"),
+    ),
+    "nemotron_h": Family(
+        norms=NormPlaces(attention="norm", feed_forward="norm"),
+        wide_norms=True,
+        windows=Windows.NONE,
+        rotating=Rotating.STATED,
+        recurrence=Recurrence.MAMBA,
+        grouped_experts=SIGMOID_GROUPS,
+        modules=ModuleNames(
+            embedding="model.embeddings",
+            norm="model.norm_f",
+            attention="mixer",
+            recurrent="mixer",
+            feed_forward="mixer",
+            experts="mixer",
+            shared="mixer.shared_experts",
+            gate_up=("up_proj",),
+        ),
+    ),
+    "lfm2": LFM2,
+    "lfm2_moe": LFM2,
     "smollm3": Family(rotating=Rotating.STATED),
     "exaone4": Family(norms=AFTER, qk_norm=QkNorm.HEADS, rotating=Rotating.WINDOWED),
-    "gpt_oss": Family(wide_norms=True, sinks=True, clamped=True),
+    "gpt_oss": Family(wide_norms=True, sinks=True, clamped=True, modules=ModuleNames(router="router")),
     "seed_oss": Family(bias=Bias.OUTPUT_APART, windows=Windows.NONE),
     "deepseek_v2": Family(
         windows=Windows.NONE,

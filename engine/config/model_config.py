@@ -1,5 +1,6 @@
 """The engine's configuration of a model; engine/config/config_file.py reads it."""
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -107,6 +108,7 @@ class Activation(Enum):
     SILU = "silu"
     GELU = "gelu_pytorch_tanh"
     CLAMPED = "clamped"  # activation of gpt-oss, which its `hidden_act` does not name
+    RELU2 = "relu2"  # square of ReLU, in feed-forward layers without a gate
 
 
 class QkNorm(Enum):
@@ -128,6 +130,29 @@ class NormPlaces:
 
 
 @dataclass(frozen=True, slots=True)
+class ModuleNames:
+    """Names of modules in a checkpoint: complete ones, those within a layer, and those within a part of a layer."""
+
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    attention: str = "self_attn"
+    recurrent: str = "linear_attn"
+    feed_forward: str = "mlp"
+    experts: str = "mlp"  # part with router and experts
+    shared: str = "mlp.shared_experts"
+    output: str = "o_proj"
+    query_norm: str = "q_norm"
+    key_norm: str = "k_norm"
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")  # or one that fuses both, or `up` alone without a gate
+    down: str = "down_proj"
+    router: str = "gate"
+    correction: str = "gate.e_score_correction_bias"
+
+
+LLAMA_NAMES = ModuleNames()
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """Mixture of experts that replaces the feed-forward layer."""
 
@@ -137,7 +162,8 @@ class ExpertsConfig:
     routing: Routing
     shared_size: int = 0  # inner size of the shared expert
     gates_shared: bool = False  # the shared expert's output is multiplied by a gate's sigmoid
-    together: bool = False  # the checkpoint stacks the experts of a layer in one tensor per projection, with biases
+    together: bool = False  # the checkpoint stacks the experts of a layer in one tensor per projection
+    biased: bool = False  # the experts' projections have biases
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +209,74 @@ class DeltaConfig:
         return self.value_heads * self.value_dim
 
     @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        return self.value_heads, self.key_dim, self.value_dim
+
+    @property
     def layer_numbers(self) -> int:
         """Number of float32 numbers in one layer's state."""
-        return self.value_heads * self.key_dim * self.value_dim + self.kernel * self.channels
+        return math.prod(self.matrix_shape) + self.kernel * self.channels
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionConfig:
+    """Gated short convolutions (LFM2, arXiv:2511.23404) that replace attention in some layers.
+
+    A state has the last `kernel` inputs of the convolution.
+    """
+
+    layers: frozenset[int]
+    channels: int
+    kernel: int  # tokens in the convolution, including the current one
+    biased: bool  # projections and convolution have biases
+    ranks: int = 1  # ranks among which the channels are divided
+
+    @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        return 0, 0, 0
+
+    @property
+    def layer_numbers(self) -> int:
+        return self.kernel * self.channels
+
+
+@dataclass(frozen=True, slots=True)
+class MambaConfig:
+    """Mamba2 layers (arXiv:2405.21060) that replace attention in some layers by a recurrent state.
+
+    A state has the last `kernel` inputs of a convolution, and per head a matrix of state_dim x head_dim.
+    """
+
+    layers: frozenset[int]
+    groups: int  # head h uses inputs and outputs of the state of group h // (heads / groups)
+    heads: int
+    head_dim: int
+    state_dim: int
+    kernel: int  # tokens in the convolution, including the current one
+    biased: bool  # projections have biases
+    convolution_biased: bool
+    step_limits: tuple[float, float]  # smallest and largest time step
+    ranks: int = 1
+
+    @property
+    def inner_size(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: all values, inputs and outputs of the state of a token."""
+        return self.inner_size + 2 * self.groups * self.state_dim
+
+    @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        return self.heads, self.state_dim, self.head_dim
+
+    @property
+    def layer_numbers(self) -> int:
+        return math.prod(self.matrix_shape) + self.kernel * self.channels
+
+
+RecurrentConfig = DeltaConfig | ConvolutionConfig | MambaConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +307,11 @@ class DecoderConfig(ModelConfig):
     residual_scale: float = 1.0  # factor of the outputs of attention and feed-forward layers
     sinks: bool = False  # each head has a learned score that every query sees
     labels: int | None = None  # outputs of the classification head that replaces the vocabulary head; None: none
-    delta: DeltaConfig | None = None
+    recurrent: RecurrentConfig | None = None
     gated_attention: bool = False  # attention's output is multiplied by the sigmoid of a gate
+    modules: ModuleNames = LLAMA_NAMES
+    feed_forward_layers: frozenset[int] | None = None
+    """Layers that only feed forward, while all others only mix tokens (Nemotron-H); None: each layer does both."""
 
     @property
     def makes_answers(self) -> bool:
@@ -231,7 +325,7 @@ class DecoderConfig(ModelConfig):
     def unused_tensors(self) -> tuple[str, ...]:
         """Name prefixes of tensors that a checkpoint may have and that are not read."""
         beyond = range(self.num_layers, self.num_layers + self.unused_layers)
-        drafting = ("mtp.",) if self.delta is not None else ()
+        drafting = ("mtp.",) if self.recurrent is not None else ()
         return (*(f"model.layers.{index}." for index in beyond), *drafting)
 
     @property
@@ -241,15 +335,22 @@ class DecoderConfig(ModelConfig):
 
     @property
     def kv_layers(self) -> int:
-        return self.num_layers - (0 if self.delta is None else len(self.delta.layers))
+        return len(self.attending_layers)
+
+    @property
+    def attending_layers(self) -> tuple[int, ...]:
+        """Layers with keys and values, in order."""
+        others = frozenset() if self.recurrent is None else self.recurrent.layers
+        others |= self.feed_forward_layers or frozenset()
+        return tuple(index for index in range(self.num_layers) if index not in others)
 
     @property
     def state_numbers(self) -> int:
-        return 0 if self.delta is None else len(self.delta.layers) * self.delta.layer_numbers
+        return 0 if self.recurrent is None else len(self.recurrent.layers) * self.recurrent.layer_numbers
 
     @property
     def state_ranks(self) -> int:
-        return 1 if self.delta is None else self.delta.ranks
+        return 1 if self.recurrent is None else self.recurrent.ranks
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -12,14 +12,21 @@ from baton.engine.config.model_config import DecoderConfig
 from baton.engine.kv_cache.groups import LayerPlace
 from baton.engine.lora.adapters import without_adapters
 from baton.engine.models.batch import Batch, Rope, Rotation
-from baton.engine.models.delta_net import DeltaNet, begin_runs
-from baton.engine.models.feed_forward import Experts, FeedForward, Gated, packed_gated
+from baton.engine.models.feed_forward import Experts, FeedForward, Gated, Ungated, packed_gated
 from baton.engine.models.latent import Latent, groups_of
 from baton.engine.models.linear import Embedding, Linear, packed_weight
 from baton.engine.models.residual import Norm, Stream, WholeNorms
+from baton.engine.models.states import Recurrent, begin_runs
 from baton.kernels.attention import paged_decode, paged_prefills, rotated_decode
 from baton.kernels.native.decoder import Embedded, NativeDecoder
-from baton.kernels.native.layers import LayerNorms, PackedAttention, PackedDelta, PackedLatent, PackedLayer
+from baton.kernels.native.layers import (
+    LayerNorms,
+    PackedAttention,
+    PackedLatent,
+    PackedLayer,
+    PackedMixer,
+    PackedRecurrent,
+)
 from baton.kernels.norms import gate_mul
 from baton.kernels.packed_weight import PackedExperts, PackedGated
 from baton.kernels.pages import rotate_and_store, store_kv
@@ -54,19 +61,19 @@ def attend(query: torch.Tensor, rows: GroupRows, kv: KvLayer, scoring: Scoring) 
 @dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: Norm | None
-    qkv: Linear  # projection to queries, keys and values
+    qkv: Linear | None  # projection to queries, keys and values; None: the layer does not mix tokens
     head_norms: HeadNorms | WholeNorms | None
     latent: Latent | None  # latent attention, whose inputs `qkv` computes; None: plain attention
-    output: Linear
+    output: Linear | None
     attention_end_norm: Norm | None  # norm of attention's output
     feed_forward_norm: Norm | None
-    feed_forward: FeedForward
+    feed_forward: FeedForward | None
     feed_forward_end_norm: Norm | None  # norm of the feed-forward output
     scoring: Scoring
     table: int  # index of the layer's rotation table
     place: LayerPlace
     gated: bool = False  # in `qkv`, each query is followed by a gate of its attention output
-    delta: DeltaNet | None = None  # recurrent layer that replaces attention; None: attention
+    recurrent: Recurrent | None = None  # recurrent layer that replaces attention; None: attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +109,18 @@ class DecoderModel:
         batch.meanwhile()
         runs = self._runs(batch, kv)
         for layer in self.layers:
-            qkv = stream.through(layer.attention_norm, layer.qkv, batch.adapters)
-            if layer.delta is not None and runs is not None:
-                attended = layer.delta(qkv, kv, runs)
-            else:
-                attended = self._attention(layer, qkv, angles.table(layer.table), batch, kv.layer(layer.place.place))
-            stream.add(attended, layer.output, batch.adapters, layer.attention_end_norm)
+            if layer.qkv is not None and layer.output is not None:
+                qkv = stream.through(layer.attention_norm, layer.qkv, batch.adapters)
+                if layer.recurrent is not None and runs is not None:
+                    mixed = layer.recurrent(qkv, kv, runs)
+                else:
+                    mixed = self._attention(layer, qkv, angles.table(layer.table), batch, kv.layer(layer.place.place))
+                stream.add(mixed, layer.output, batch.adapters, layer.attention_end_norm)
             norm, end_norm, feed_forward = layer.feed_forward_norm, layer.feed_forward_end_norm, layer.feed_forward
             if isinstance(feed_forward, Gated):
                 inner = stream.through(norm, feed_forward.gate_up, batch.adapters, gate=feed_forward.gate)
                 stream.add(inner, feed_forward.down, batch.adapters, end_norm)
-            else:
+            elif feed_forward is not None:
                 stream.add(stream.normal(norm), feed_forward, batch.adapters, end_norm)
         return stream.end()
 
@@ -121,7 +129,7 @@ class DecoderModel:
 
         Call it once per step.
         """
-        return None if self.config.delta is None else begin_runs(batch, kv, self.config.state_numbers)
+        return None if self.config.recurrent is None else begin_runs(batch, kv, self.config.state_numbers)
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the scaled embeddings of tokens, a new `[tokens, hidden]` of any float dtype."""
@@ -198,18 +206,25 @@ def _epsilons(layer: Layer) -> set[float]:
 
 def _packed_layer(layer: Layer) -> PackedLayer | None:
     """Return the layer as native kernels read it; None if one of its weights is not packed."""
-    qkv, output = packed_weight(without_adapters(layer.qkv)), packed_weight(without_adapters(layer.output))
-    mixing, feed_forward = _packed_mixing(layer), _packed_feed_forward(layer.feed_forward)
-    if qkv is None or output is None or mixing is None or feed_forward is None:
+    mixer, feed_forward = _packed_mixer(layer), _packed_feed_forward(layer.feed_forward)
+    if (mixer is None) != (layer.qkv is None) or (feed_forward is None) != (layer.feed_forward is None):
         return None
     norms = (layer.attention_norm, layer.feed_forward_norm, layer.attention_end_norm, layer.feed_forward_end_norm)
     weights = LayerNorms(*(None if norm is None else norm.weight.float() for norm in norms))
-    return PackedLayer(weights, qkv, mixing, output, feed_forward)
+    return PackedLayer(weights, mixer, feed_forward)
 
 
-def _packed_mixing(layer: Layer) -> PackedAttention | PackedLatent | PackedDelta | None:
-    if layer.delta is not None:
-        return layer.delta.packed()
+def _packed_mixer(layer: Layer) -> PackedMixer | None:
+    if layer.qkv is None or layer.output is None:
+        return None
+    qkv, output = packed_weight(without_adapters(layer.qkv)), packed_weight(without_adapters(layer.output))
+    mixing = _packed_mixing(layer)
+    return None if qkv is None or output is None or mixing is None else PackedMixer(qkv, mixing, output)
+
+
+def _packed_mixing(layer: Layer) -> PackedAttention | PackedLatent | PackedRecurrent | None:
+    if layer.recurrent is not None:
+        return layer.recurrent.packed()
     if layer.latent is not None:
         return layer.latent.packed(layer.scoring, layer.table, layer.place)
     norms, head_norms = layer.head_norms, None
@@ -220,7 +235,7 @@ def _packed_mixing(layer: Layer) -> PackedAttention | PackedLatent | PackedDelta
     return PackedAttention(head_norms, is_whole, layer.gated, layer.scoring, layer.table, place, group)
 
 
-def _packed_feed_forward(feed_forward: FeedForward) -> PackedGated | PackedExperts | None:
-    if isinstance(feed_forward, Gated):
+def _packed_feed_forward(feed_forward: FeedForward | None) -> PackedGated | PackedExperts | None:
+    if isinstance(feed_forward, Gated | Ungated):
         return packed_gated(feed_forward)
     return feed_forward.packed if isinstance(feed_forward, Experts) else None

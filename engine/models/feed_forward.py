@@ -32,6 +32,17 @@ class Gated:
 
 
 @dataclass(frozen=True, slots=True)
+class Ungated:
+    """Feed-forward layer whose inner numbers are squares of ReLU (arXiv:2109.08668)."""
+
+    up: Linear
+    down: Linear
+
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        return self.down(self.up(x, adapters).relu().square(), adapters)
+
+
+@dataclass(frozen=True, slots=True)
 class Router:
     linear: Linear  # projection to one logit per expert
     routing: Routing
@@ -62,7 +73,7 @@ class Experts:
     """
 
     router: Router
-    experts: tuple[Gated, ...]
+    experts: tuple[Gated | Ungated, ...]
     shared: FeedForward | None = None  # shared experts, whose output is added to every row
     packed: PackedExperts | None = None
 
@@ -122,23 +133,25 @@ def _packed_shared(shared: FeedForward | None) -> _PackedShared | None:
     if isinstance(shared, GatedExpert):
         own, gate = packed_gated(shared.expert), packed_weight(shared.gate)
         return None if own is None or gate is None else _PackedShared(own, gate)
-    own = packed_gated(shared) if isinstance(shared, Gated) else None
+    own = packed_gated(shared) if isinstance(shared, Gated | Ungated) else None
     return None if own is None else _PackedShared(own, None)
 
 
-def packed_gated(gated: Gated) -> PackedGated | None:
+def packed_gated(layer: Gated | Ungated) -> PackedGated | None:
     """Return the layer, without adapters, as native kernels read it; None if one of its weights is not packed."""
-    gate_up, down = (packed_weight(without_adapters(each)) for each in (gated.gate_up, gated.down))
-    return None if gate_up is None or down is None else PackedGated(gate_up, down, gated.gate)
+    first, gate = (layer.gate_up, layer.gate) if isinstance(layer, Gated) else (layer.up, Gate.RELU2)
+    gate_up, down = (packed_weight(without_adapters(each)) for each in (first, layer.down))
+    return None if gate_up is None or down is None else PackedGated(gate_up, down, gate)
 
 
 def stacked(experts: Experts) -> Experts | ExpertStack:
     """Return the experts with stacked weights, or unchanged if no kernel reads their format."""
-    gate_ups, downs = [each.gate_up for each in experts.experts], [each.down for each in experts.experts]
+    gated = [each for each in experts.experts if isinstance(each, Gated)]
+    gate_ups, downs = [each.gate_up for each in gated], [each.down for each in gated]
     gate_up, down = _together(gate_ups), _together(downs)
-    if gate_up is None or down is None:
+    if len(gated) < len(experts.experts) or gate_up is None or down is None:
         return experts
-    gate, biases = experts.experts[0].gate, (_biases(gate_ups), _biases(downs))
+    gate, biases = gated[0].gate, (_biases(gate_ups), _biases(downs))
     return ExpertStack(experts.router, gate_up, down, experts.shared, gate, *biases)
 
 

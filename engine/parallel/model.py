@@ -89,8 +89,9 @@ def _summed(layer: Layer, collectives: Collectives) -> Layer:
     return replace(
         layer,
         head_norms=norms,
-        output=SummedLinear(_scaled(layer.output, collectives), collectives),
-        feed_forward=SummedLinear(_with_scaled_inputs(layer.feed_forward, collectives), collectives),
+        output=layer.output and SummedLinear(_scaled(layer.output, collectives), collectives),
+        feed_forward=layer.feed_forward
+        and SummedLinear(_with_scaled_inputs(layer.feed_forward, collectives), collectives),
     )
 
 

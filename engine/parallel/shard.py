@@ -9,7 +9,15 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from baton.engine.config.model_config import DecoderConfig, ModelConfig, ModelError
+from baton.engine.config.model_config import (
+    ConvolutionConfig,
+    DecoderConfig,
+    DeltaConfig,
+    MambaConfig,
+    ModelConfig,
+    ModelError,
+    RecurrentConfig,
+)
 from baton.engine.kv_cache.layout import KvLayout
 
 
@@ -44,11 +52,9 @@ def shard_config(config: ModelConfig, degree: int) -> DecoderConfig:
         )
 
     def part(name: str, size: int) -> int:
-        if size % degree:
-            raise ModelError(f"tensor-parallel is {degree}, but {name} of this model is {size}, not a multiple of it")
-        return size // degree
+        return _part(degree, name, size)
 
-    experts, delta, kv_heads = config.experts, config.delta, config.num_kv_heads
+    experts, kv_heads = config.experts, config.num_kv_heads
     return replace(
         config,
         num_heads=part("num_attention_heads", config.num_heads),
@@ -60,14 +66,39 @@ def shard_config(config: ModelConfig, degree: int) -> DecoderConfig:
             inner_size=part("moe_intermediate_size", experts.inner_size),
             shared_size=part("n_shared_experts x moe_intermediate_size", experts.shared_size),
         ),
-        delta=delta
-        and replace(
-            delta,
-            key_heads=part("linear_num_key_heads", delta.key_heads),
-            value_heads=part("linear_num_value_heads", delta.value_heads),
-            ranks=degree,
-        ),
+        recurrent=config.recurrent and shard_recurrent(config.recurrent, degree),
     )
+
+
+def shard_recurrent(sizes: RecurrentConfig, degree: int) -> RecurrentConfig:
+    """Return the sizes of recurrent layers on one rank. Raises: ModelError if not shardable."""
+    match sizes:
+        case ConvolutionConfig():
+            return shard_convolution(sizes, degree)
+        case DeltaConfig():
+            return shard_delta(sizes, degree)
+        case MambaConfig() if degree > 1:
+            raise ModelError(f"tensor-parallel is {degree}, but Mamba layers run on one rank only")
+    return sizes
+
+
+def shard_convolution(sizes: ConvolutionConfig, degree: int) -> ConvolutionConfig:
+    return replace(sizes, channels=_part(degree, "hidden_size", sizes.channels), ranks=degree)
+
+
+def shard_delta(sizes: DeltaConfig, degree: int) -> DeltaConfig:
+    return replace(
+        sizes,
+        key_heads=_part(degree, "linear_num_key_heads", sizes.key_heads),
+        value_heads=_part(degree, "linear_num_value_heads", sizes.value_heads),
+        ranks=degree,
+    )
+
+
+def _part(degree: int, name: str, size: int) -> int:
+    if size % degree:
+        raise ModelError(f"tensor-parallel is {degree}, but {name} of this model is {size}, not a multiple of it")
+    return size // degree
 
 
 def copies_of(layout: KvLayout, degree: int) -> int:

@@ -22,7 +22,7 @@ import torch
 from baton.engine.kv_cache.sizing import MAX_RECORDED_ROWS
 from baton.engine.models.batch import ALIGNED_BYTES, Batch, BatchNumbers, Model, packed, parts_of
 from baton.engine.models.decoder import DecoderModel
-from baton.engine.models.feed_forward import ExpertStack, FeedForward, Gated
+from baton.engine.models.feed_forward import ExpertStack, FeedForward, Gated, Ungated
 from baton.engine.parallel.model import ParallelModel, SummedLinear
 from baton.engine.request import Chunk, ChunkResult, Computed, Drawn, NonFinite, Sample
 from baton.engine.runner.launched import DrawNumbers, Launched
@@ -306,13 +306,13 @@ def why_not_recorded(model: Model) -> str | None:
         model = model.part
     if not isinstance(model, DecoderModel):
         return f"{model.config.family} runs in transformers' own code"
-    if model.config.delta is not None:
+    if model.config.recurrent is not None:
         return "the locations of its states are computed on the host"
     if not all(_is_recordable(layer.feed_forward) for layer in model.layers):
         return "its experts are chosen on the host"
     return None
 
 
-def _is_recordable(feed_forward: FeedForward) -> bool:
+def _is_recordable(feed_forward: FeedForward | None) -> bool:
     part = feed_forward.part if isinstance(feed_forward, SummedLinear) else feed_forward
-    return isinstance(part, Gated | ExpertStack)
+    return part is None or isinstance(part, Gated | Ungated | ExpertStack)

@@ -1,7 +1,8 @@
-"""Read single experts from a checkpoint that stacks all experts in one tensor per projection (gpt-oss).
+"""Read single experts from a checkpoint that stacks all experts in one tensor per projection (gpt-oss, Granite 4).
 
 For example, `experts.3.up_proj.weight` is read from `experts.gate_up_proj`, `[experts, inputs, outputs]`, in which gate
-and up outputs alternate. Biases, and blocks and scales of MXFP4, are stacked as `[experts, outputs, ...]`.
+and up outputs alternate. Biases, and blocks and scales of MXFP4, are stacked as `[experts, outputs, ...]`. Granite's
+`experts.3.input_linear.weight` is read from `input_linear.weight`, `[experts, outputs, inputs]`.
 """
 
 import re
@@ -13,6 +14,7 @@ import torch
 from baton.engine.config.model_config import ModelError
 
 _NAME = re.compile(r"(?P<module>.+\.experts\.)(?P<expert>\d+)\.(?P<part>\w+_proj)\.(?P<kind>weight|bias|blocks|scales)")
+_GRANITE = re.compile(r"(?P<module>.+\.)experts\.(?P<expert>\d+)\.(?P<part>(?:in|out)put_linear\.weight)")
 _SUFFIXES = {"weight": "", "bias": "_bias", "blocks": "_blocks", "scales": "_scales"}
 _PLACES = {"gate_proj": ("gate_up_proj", 0, 2), "up_proj": ("gate_up_proj", 1, 2), "down_proj": ("down_proj", 0, 1)}
 
@@ -85,6 +87,8 @@ class ExpertsApart:
 
 def _place(name: str) -> _Place | None:
     """Return the location of an expert's tensor, or None if the tensor is not an expert's."""
+    if (found := _GRANITE.fullmatch(name)) is not None:
+        return _Place(found["module"] + found["part"], int(found["expert"]), 0, 1, is_transposed=False)
     found = _NAME.fullmatch(name)
     if found is None:
         return None

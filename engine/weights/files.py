@@ -99,8 +99,8 @@ def _header_bytes(path: Path) -> int:
 
 CHANNEL_SCALE_BYTES = 4
 GROUP_BYTES = 3  # bytes of a group's scale and zero point
-NOT_PROJECTIONS = ("embed_tokens", "wte", "wpe", "embed_positions", "_proj_bias")
-EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
+NOT_PROJECTIONS = ("embed_tokens", "embeddings", "conv1d", "conv.conv", "wte", "wpe", "embed_positions", "_proj_bias")
+EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "token_embd.weight")
 HEADS = ("lm_head.weight", "output.weight")
 WORD_BYTES = 4
 

@@ -56,6 +56,8 @@ from baton.text.gguf.header import GgufTensor, read_model_header
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BODY = "model."
 EMBEDDING = f"{BODY}embed_tokens.weight"
+BACKBONE = "backbone."  # in place of BODY in checkpoints of Nemotron-H
+BACKBONE_EMBEDDING = f"{BACKBONE}embeddings.weight"
 BLOCK_SCALES = "weight_scale_inv"  # suffix of tensors with the scales of fp8 blocks
 PER_WORD = 8
 # For each of the eight columns in an AWQ word: index of its nibble; index 0 is the lowest nibble.
@@ -82,7 +84,7 @@ class WeightSource(Protocol):
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a tensor on the compute device, in `dtype`; None: in the compute dtype."""
 
-    def embedding(self, vocabulary: int, hidden: int) -> torch.Tensor | GgufWeight:
+    def embedding(self, name: str, vocabulary: int, hidden: int) -> torch.Tensor | GgufWeight:
         """Return the embedding of tokens in the compute dtype, or as stored in a quantised GGUF type."""
 
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
@@ -139,16 +141,21 @@ class CheckpointTensors:
         self._device = device
         self._bar = bar
         self._files: dict[str, Any] = {}  # open file of each tensor that was not read yet
+        self._stored: dict[str, str] = {}  # names in the files of tensors that are renamed
         for file in files:
             try:
                 opened = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{file}: {error}") from error
             self._files.update(dict.fromkeys(opened.keys(), opened))
-        self._prefix = ""
-        if EMBEDDING not in self._files and EMBEDDING.removeprefix(BODY) in self._files:  # a model saved without head
-            self._prefix = BODY
-            self._files = {BODY + name: file for name, file in self._files.items()}
+        if BACKBONE_EMBEDDING in self._files:
+            renamed = {name: name.replace(BACKBONE, BODY, 1) for name in self._files if name.startswith(BACKBONE)}
+        elif EMBEDDING not in self._files and EMBEDDING.removeprefix(BODY) in self._files:  # a model saved without head
+            renamed = {name: BODY + name for name in self._files}
+        else:
+            renamed = {}
+        self._files = {renamed.get(name, name): file for name, file in self._files.items()}
+        self._stored = {new: name for name, new in renamed.items()}
 
     @property
     def left(self) -> set[str]:
@@ -158,10 +165,10 @@ class CheckpointTensors:
         return name in self._files
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._open(name).get_slice(name.removeprefix(self._prefix)).get_shape())
+        return tuple(self._open(name).get_slice(self._stored.get(name, name)).get_shape())
 
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
-        stored: torch.Tensor = self._open(name).get_tensor(name.removeprefix(self._prefix))
+        stored: torch.Tensor = self._open(name).get_tensor(self._stored.get(name, name))
         if stored.shape != shape:
             raise ModelError(f"tensor {name} is {list(stored.shape)}, config.json implies {list(shape)}")
         if stored.dtype not in dtypes:
@@ -187,6 +194,7 @@ CUTS = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3"), Cut.OUTPUTS),
     **dict.fromkeys(("qkv_proj", "gate_up_proj", "q_b_proj", "kv_b_proj"), Cut.OUTPUTS),
     **dict.fromkeys(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"), Cut.OUTPUTS),
+    "in_proj": Cut.OUTPUTS,
     **dict.fromkeys(("o_proj", "down_proj", "w2", "out_proj"), Cut.INPUTS),
     "lm_head": Cut.VOCABULARY,
 }
@@ -215,8 +223,8 @@ class CheckpointWeights:
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self._tensors.take(name, STORED_DTYPES, *shape).to(dtype or self._dtype)
 
-    def embedding(self, vocabulary: int, hidden: int) -> torch.Tensor:
-        return self.tensor(EMBEDDING, vocabulary, hidden)
+    def embedding(self, name: str, vocabulary: int, hidden: int) -> torch.Tensor:
+        return self.tensor(name, vocabulary, hidden)
 
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
         """Return a weight, unquantised if its number of inputs is not a multiple of the group size."""
@@ -407,9 +415,9 @@ class GgufWeights:
             numbers = numbers - self._config.norm_offset  # llama.cpp stores the sum
         return numbers.to(dtype or self._dtype)
 
-    def embedding(self, vocabulary: int, hidden: int) -> torch.Tensor | GgufWeight:
-        tensor = self._find(EMBEDDING, (vocabulary, hidden))
-        weight = GgufWeight(self._stored(tensor, EMBEDDING), tensor.type)
+    def embedding(self, name: str, vocabulary: int, hidden: int) -> torch.Tensor | GgufWeight:
+        tensor = self._find(name, (vocabulary, hidden))
+        weight = GgufWeight(self._stored(tensor, name), tensor.type)
         if tensor.type not in PLAIN_DTYPES:
             return weight
         return dequantise(weight.rows, weight.type).to(self._dtype)

@@ -18,13 +18,17 @@ class Decoder {
         : asked_(asked), rooms_(rooms), mixing_(asked, rooms.mixing), normed_(reserved(rooms.normed, asked.rows * asked.hidden)) {}
 
     void run(const DecoderLayer& layer) const {
-        float* qkv = reserved(rooms_.qkv, asked_.rows * layer.qkv.outputs);
-        linear(normed(layer.attention_norm), asked_.rows, layer.qkv, qkv, false, asked_.threads);
-        add(mixing_.run(layer, qkv), layer.output, layer.attention_end_norm);
-        feed_forward(layer);
+        if (layer.qkv.data) mix(layer);
+        if (layer.experts || layer.feed_forward.down.data) feed_forward(layer);
     }
 
    private:
+    void mix(const DecoderLayer& layer) const {
+        float* qkv = reserved(rooms_.qkv, asked_.rows * layer.qkv.outputs);
+        linear(normed(layer.attention_norm), asked_.rows, layer.qkv, qkv, false, asked_.threads);
+        add(mixing_.run(layer, qkv), layer.output, layer.attention_end_norm);
+    }
+
     void feed_forward(const DecoderLayer& layer) const {
         const float* x = normed(layer.feed_forward_norm);
         if (layer.experts) {

@@ -30,15 +30,37 @@ struct DeltaNet {
     int32_t is_interleaved;  // whether the outputs of `qkv` are grouped by key head
 };
 
+// Gated short convolution (engine/models/short_convolution.py).
+struct ShortConvolution {
+    const float* weight;  // [channels][kernel]
+    const float* bias;    // [channels]; null: no bias
+    int64_t channels, kernel;
+    int64_t first_number;  // offset of the layer's state in a block, in numbers
+};
+
+// Mamba2 layer (engine/models/mamba.py).
+struct Mamba {
+    const float* convolution;       // [channels][kernel]
+    const float* convolution_bias;  // [channels]; null: no bias
+    const float *rate, *bias, *skip;  // [heads]
+    const float* norm;                // [heads * head_dim]
+    int64_t groups, heads, state_dim, head_dim, kernel;
+    int64_t first_number;  // offset of the layer's state in a block, in numbers
+    float least_step, most_step, eps;
+};
+
 struct DecoderLayer {
-    Weight qkv, output;
-    GatedWeights feed_forward;  // only without experts
+    Weight qkv, output;         // without data: the layer only feeds forward
+    GatedWeights feed_forward;  // only without experts; without data: the layer only mixes tokens
     const Experts* experts;     // null: the layer has no experts
     // Norm weights [hidden], null: no norm. For the inputs and the outputs (end) of attention and feed-forward layer.
     const float *attention_norm, *feed_forward_norm, *attention_end_norm, *feed_forward_end_norm;
     const float *query_norm, *key_norm;  // [head_dim], or [heads * head_dim]; null: no norm
     const Latent* latent;  // null: attention is not latent
-    const DeltaNet* delta;  // replaces attention; null: the layer has attention
+    // Replacements of attention, at most one; null: the layer has none.
+    const DeltaNet* delta;
+    const ShortConvolution* convolution;
+    const Mamba* mamba;
     Scoring scoring;
     const void* pages;    // data of this layer's pages
     const float* scales;  // scales of this layer's pages; null: not quantised
@@ -68,8 +90,8 @@ struct DecoderArguments {
     float* residual;  // [rows][hidden], input and output
     const float *cos, *sin;  // [tables][rows][rotary_dim / 2]
     const int64_t* context_tokens;  // [decode_rows]
-    StateRuns runs;  // runs of rows, for layers with a delta net
-    float* states;   // [blocks][state_stride]; null: no layer has a delta net
+    StateRuns runs;  // runs of rows, for recurrent layers
+    float* states;   // [blocks][state_stride]; null: no layer is recurrent
     int64_t state_stride;
     int64_t layer_count, chunk_count, rows, decode_rows;
     int64_t hidden, heads, kv_heads, head_dim, rotary_dim;

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from baton.kernels.native.layers import PackedDelta, PackedLatent, PackedLayer, layer_struct
+from baton.kernels.native.layers import PackedAttention, PackedLatent, PackedLayer, PackedRecurrent, layer_struct
 from baton.kernels.native.library import (
     attends,
     native_library,
@@ -122,7 +122,7 @@ class NativeDecoder:
             states=pointer(states),
             state_stride=0 if states is None else states.stride(0),
             layer_count=len(self.layers),
-            hidden=self.layers[0].output.outputs,
+            hidden=len(self._norm),
             heads=self.heads,
             kv_heads=kv.kv_heads,
             head_dim=kv.head_dim,
@@ -150,8 +150,8 @@ def _group(rows: GroupRows, chunks: "ctypes.Array[PrefillChunkStruct]") -> Group
 
 
 def runs_natively(decoder: NativeDecoder, kv: KvPages) -> bool:
-    mixings = [layer.mixing for layer in decoder.layers]
-    has_states = kv.states is not None or not any(isinstance(each, PackedDelta) for each in mixings)
+    mixings = [layer.mixer.mixing for layer in decoder.layers if layer.mixer is not None]
+    has_states = kv.states is not None or not any(isinstance(each, PackedRecurrent) for each in mixings)
     return (
         native_library() is not None
         and kv.device.type == "cpu"
@@ -162,11 +162,11 @@ def runs_natively(decoder: NativeDecoder, kv: KvPages) -> bool:
 
 def _attends(decoder: NativeDecoder, layer: PackedLayer, kv: KvPages) -> bool:
     """Return whether native kernels can compute attention of this layer, with all KV heads of the pool."""
-    mixing = layer.mixing
-    if isinstance(mixing, PackedDelta):
+    mixing = None if layer.mixer is None else layer.mixer.mixing
+    if layer.mixer is None or not isinstance(mixing, PackedAttention | PackedLatent):
         return True
     query, own = torch.empty(0, decoder.heads, kv.head_dim), kv.layer(mixing.place)
     if isinstance(mixing, PackedLatent):
         return attends(query, own.shared_by(mixing.groups))
     of_queries = decoder.heads * (2 if mixing.is_gated else 1)
-    return attends(query, own) and (2 * own.kv_heads + of_queries) * kv.head_dim == layer.qkv.outputs
+    return attends(query, own) and (2 * own.kv_heads + of_queries) * kv.head_dim == layer.mixer.qkv.outputs

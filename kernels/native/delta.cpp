@@ -65,6 +65,7 @@ void convolve_tile(const Convolution& asked, int64_t first, int64_t width) {
         for (int64_t i = 0; i < width; ++i) weights[i] = asked.weight[(first + i) * kernel + tap];
         taps[tap] = read_tile<true>(weights, TILE);
     }
+    const Tile bias = asked.bias ? read_tile<is_whole>(asked.bias + first, width) : Tile{};
     for (int64_t run = 0; run < runs.runs; ++run) {
         const StateInit how = static_cast<StateInit>(runs.begins[run]);
         float* state = asked.states + runs.destinations[run] * asked.block_stride + first;
@@ -76,10 +77,11 @@ void convolve_tile(const Convolution& asked, int64_t first, int64_t width) {
                 ring[oldest] = read_tile<is_whole>(asked.x + row * asked.row_stride + first, width);
                 oldest = oldest + 1 == kernel ? 0 : oldest + 1;
             }
-            Tile sums{};
+            Tile sums = bias;
             for (int64_t tap = 0, at = oldest; tap < kernel; ++tap, at = at + 1 == kernel ? 0 : at + 1)
                 for (int64_t n = 0; n < TILE / LANES; ++n) sums.parts[n] += ring[at].parts[n] * taps[tap].parts[n];
-            for (Floats& sum : sums.parts) sum = opened(sum, Gate::silu);
+            if (asked.activates)
+                for (Floats& sum : sums.parts) sum = opened(sum, Gate::silu);
             write_tile<is_whole>(asked.output + row * channels + first, sums, width);
         }
         for (int64_t tap = 0; tap < kernel; ++tap)
@@ -137,6 +139,41 @@ void delta_tile(const DeltaRule& asked, int64_t head, int64_t first, int64_t wid
     }
 }
 
+// Scan of one head, for `width` numbers of the value from number `first` on.
+template <bool is_whole>
+void scan_tile(const StateScan& asked, int64_t head, int64_t first, int64_t width) {
+    const StateRuns& runs = asked.runs;
+    const int64_t size = asked.state_dim, stride = asked.head_dim;
+    const int64_t group = head / (asked.heads / asked.groups) * size, place = head * size * stride + first;
+    for (int64_t run = 0; run < runs.runs; ++run) {
+        const StateInit how = static_cast<StateInit>(runs.begins[run]);
+        float* state = asked.states + runs.destinations[run] * asked.block_stride + place;
+        begin(how, asked.states + runs.sources[run] * asked.block_stride + place, state, size, width, stride);
+        for (int64_t row = runs.starts[run]; row < runs.starts[run + 1]; ++row) {
+            const float* query = asked.query + row * asked.query_stride + group;
+            const float* key = asked.key + row * asked.key_stride + group;
+            const Tile value = read_tile<is_whole>(asked.value + row * asked.value_stride + head * stride + first, width);
+            const float wanted = softplus(asked.steps[row * asked.step_stride + head] + asked.bias[head]);
+            const float step = wanted < asked.least_step ? asked.least_step
+                                                         : wanted > asked.most_step ? asked.most_step : wanted;
+            const float decay = std::exp(asked.rate[head] * step);
+            Tile change{}, made{};
+            add_times(change, value, broadcast(step));
+            for (int64_t k = 0; k < size; ++k) {
+                Tile now = read_tile<is_whole>(state + k * stride, width);
+                if (how != StateInit::again) {
+                    for (int64_t n = 0; n < TILE / LANES; ++n)
+                        now.parts[n] = now.parts[n] * decay + change.parts[n] * key[k];
+                    write_tile<is_whole>(state + k * stride, now, width);
+                }
+                add_times(made, now, broadcast(query[k]));
+            }
+            add_times(made, value, broadcast(asked.skip[head]));
+            write_tile<is_whole>(asked.output + (row * asked.heads + head) * stride + first, made, width);
+        }
+    }
+}
+
 }  // namespace
 }  // namespace baton
 
@@ -156,5 +193,15 @@ extern "C" void baton_gated_delta_rule(const baton::DeltaRule* asked) {
         const int64_t head = index / tiles, first = index % tiles * TILE;
         const int64_t width = std::min(TILE, asked->value_dim - first);
         (width == TILE ? delta_tile<true> : delta_tile<false>)(*asked, head, first, width);
+    });
+}
+
+extern "C" void baton_state_space_scan(const baton::StateScan* asked) {
+    using namespace baton;
+    const int64_t tiles = (asked->head_dim + TILE - 1) / TILE;
+    share(asked->heads * tiles, asked->threads, [&](int64_t index) {
+        const int64_t head = index / tiles, first = index % tiles * TILE;
+        const int64_t width = std::min(TILE, asked->head_dim - first);
+        (width == TILE ? scan_tile<true> : scan_tile<false>)(*asked, head, first, width);
     });
 }

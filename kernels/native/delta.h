@@ -1,4 +1,5 @@
-// Gated delta nets: a convolution and the delta rule over states in the pool's blocks. Contracts: kernels/delta.py.
+// Recurrent layers: a convolution, the delta rule and the state space's scan over states in the pool's blocks.
+// Contracts: kernels/delta.py.
 // Tokens are always computed one by one, so that states do not depend bitwise on how a prompt was split into steps.
 #pragma once
 
@@ -20,10 +21,12 @@ struct StateRuns {
 struct Convolution {
     const float* x;  // [rows][channels]
     const float* weight;  // [channels][kernel]
+    const float* bias;  // [channels]; null: no bias
     float* output;  // like x
     float* states;  // [blocks][kernel][channels]
     StateRuns runs;
     int64_t row_stride, block_stride, channels, kernel;
+    int32_t activates;  // whether SiLU is applied to the sum
     int32_t threads;
 };
 
@@ -40,6 +43,21 @@ struct DeltaRule {
     StateRuns runs;
     int64_t query_stride, key_stride, value_stride, block_stride;  // distances of rows, and of blocks
     int64_t key_heads, value_heads, key_dim, value_dim;
+    int32_t threads;
+};
+
+struct StateScan {
+    const float* query;  // [rows][groups][state_dim]
+    const float* key;
+    const float* value;  // [rows][heads][head_dim]
+    const float* steps;  // [rows][heads], before activation
+    const float *rate, *bias, *skip;  // [heads]
+    float* output;  // [rows][heads][head_dim]
+    float* states;  // [blocks][heads][state_dim][head_dim]
+    StateRuns runs;
+    int64_t query_stride, key_stride, value_stride, step_stride, block_stride;  // distances of rows, and of blocks
+    int64_t groups, heads, state_dim, head_dim;
+    float least_step, most_step;
     int32_t threads;
 };
 

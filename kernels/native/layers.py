@@ -7,9 +7,15 @@ from typing import NamedTuple
 import torch
 
 from baton.kernels.native.library import experts_struct, gated_struct, pointers, scoring_struct, weight_struct
-from baton.kernels.native.structs import DecoderLayerStruct, DeltaNetStruct, LatentStruct
+from baton.kernels.native.structs import (
+    DecoderLayerStruct,
+    DeltaNetStruct,
+    LatentStruct,
+    MambaStruct,
+    ShortConvolutionStruct,
+)
 from baton.kernels.packed_weight import PackedExperts, PackedGated, PackedWeight
-from baton.kernels.types import DeltaRates, HeadNorms, KvPages, Scoring
+from baton.kernels.types import DeltaRates, HeadNorms, KvPages, Scoring, StateRates
 
 
 class LayerNorms(NamedTuple):
@@ -75,29 +81,70 @@ class PackedDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedConvolution:
+    """Gated short convolution, see engine/models/short_convolution.py. The layer's weight `qkv` computes its inputs."""
+
+    weight: torch.Tensor  # [channels, kernel]
+    bias: torch.Tensor | None  # [channels]
+    first_number: int  # offset of the layer's state in a block, in numbers
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMamba:
+    """Mamba2 layer, see engine/models/mamba.py. The layer's weight `qkv` computes all of its inputs."""
+
+    convolution: torch.Tensor  # [channels, kernel]
+    bias: torch.Tensor | None  # [channels], of the convolution
+    rates: StateRates
+    norm: torch.Tensor  # [heads * head_dim]
+    groups: int
+    state_dim: int
+    first_number: int  # offset of the layer's state in a block, in numbers
+    eps: float
+
+
+PackedRecurrent = PackedDelta | PackedConvolution | PackedMamba
+
+
+class PackedMixer(NamedTuple):
+    """Part of a layer that mixes tokens."""
+
+    qkv: PackedWeight
+    mixing: PackedAttention | PackedLatent | PackedRecurrent
+    output: PackedWeight
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLayer:
     """Decoder layer with packed weights. All other tensors are float32."""
 
     norms: LayerNorms
-    qkv: PackedWeight
-    mixing: PackedAttention | PackedLatent | PackedDelta
-    output: PackedWeight
-    feed_forward: PackedGated | PackedExperts
+    mixer: PackedMixer | None  # None: the layer only feeds forward
+    feed_forward: PackedGated | PackedExperts | None  # None: the layer only mixes tokens
 
 
 def layer_struct(layer: PackedLayer, kv: KvPages) -> DecoderLayerStruct:
     """Build the struct of a layer. The struct keeps nested structs alive, but not the memory of weights and pages."""
-    mixing, feed_forward = layer.mixing, layer.feed_forward
-    made = DecoderLayerStruct(qkv=weight_struct(layer.qkv), output=weight_struct(layer.output))
+    made, feed_forward = DecoderLayerStruct(), layer.feed_forward
     if isinstance(feed_forward, PackedGated):
         made.feed_forward = gated_struct(feed_forward)
-    else:
+    elif feed_forward is not None:
         made.experts = ctypes.pointer(experts_struct(feed_forward))
     made.attention_norm, made.feed_forward_norm, made.attention_end_norm, made.feed_forward_end_norm = pointers(
         layer.norms
     )
+    if layer.mixer is None:
+        return made
+    mixing = layer.mixer.mixing
+    made.qkv, made.output = weight_struct(layer.mixer.qkv), weight_struct(layer.mixer.output)
     if isinstance(mixing, PackedDelta):
         made.delta = ctypes.pointer(_delta(mixing))
+        return made
+    if isinstance(mixing, PackedConvolution):
+        made.convolution = ctypes.pointer(_convolution(mixing))
+        return made
+    if isinstance(mixing, PackedMamba):
+        made.mamba = ctypes.pointer(_mamba(mixing))
         return made
     pages = kv.layer(mixing.place)
     made.pages, made.scales = pointers((pages.data, pages.scales))
@@ -129,4 +176,18 @@ def _delta(net: PackedDelta) -> DeltaNetStruct:
         *(net.key_heads, net.value_heads, net.key_dim, len(net.norm), net.convolution.shape[1], net.first_number),
         net.eps,
         net.is_interleaved,
+    )
+
+
+def _convolution(layer: PackedConvolution) -> ShortConvolutionStruct:
+    return ShortConvolutionStruct(*pointers((layer.weight, layer.bias)), *layer.weight.shape, layer.first_number)
+
+
+def _mamba(layer: PackedMamba) -> MambaStruct:
+    rates, heads = layer.rates, len(layer.rates.rate)
+    return MambaStruct(
+        *pointers((layer.convolution, layer.bias, rates.rate, rates.bias, rates.skip, layer.norm)),
+        *(layer.groups, heads, layer.state_dim, len(layer.norm) // heads, layer.convolution.shape[1]),
+        layer.first_number,
+        *(rates.least_step, rates.most_step, layer.eps),
     )

@@ -40,6 +40,7 @@ from baton.kernels.native.structs import (
     SampleArgumentsStruct,
     ScoringStruct,
     StateRunsStruct,
+    StateScanStruct,
     SurveyArgumentsStruct,
     TakeArgumentsStruct,
     WeightStruct,
@@ -56,6 +57,7 @@ from baton.kernels.types import (
     RowStatistics,
     Sampled,
     Scoring,
+    StateRates,
     StateRuns,
 )
 
@@ -163,6 +165,7 @@ ARGUMENTS = {
     "paged_decode": (POINTER(DecodeArgumentsStruct),),
     "causal_convolution": (POINTER(ConvolutionStruct),),
     "gated_delta_rule": (POINTER(DeltaRuleStruct),),
+    "state_space_scan": (POINTER(StateScanStruct),),
     "survey_rows": (POINTER(SurveyArgumentsStruct),),
     "sample_tokens": (POINTER(SampleArgumentsStruct),),
     "take_rows": (POINTER(TakeArgumentsStruct),),
@@ -329,17 +332,25 @@ class NativeLibrary:
         return query
 
     def causal_convolution(
-        self, x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        states: torch.Tensor,
+        runs: StateRuns,
+        bias: torch.Tensor | None = None,
+        activates: bool = True,
     ) -> torch.Tensor:
         wide, weight = x.float().contiguous(), weight.float().contiguous()
+        bias = None if bias is None else bias.float().contiguous()
         output, (channels, kernel) = torch.empty_like(wide), weight.shape
         arguments = ConvolutionStruct(
-            *pointers((wide, weight, output, states)),
+            *pointers((wide, weight, bias, output, states)),
             runs_struct(runs),
             channels,
             states.stride(0),
             channels,
             kernel,
+            activates,
             native_threads(),
         )
         self._library.baton_causal_convolution(byref(arguments))
@@ -369,6 +380,32 @@ class NativeLibrary:
             native_threads(),
         )
         self._library.baton_gated_delta_rule(byref(arguments))
+        return output
+
+    def state_space_scan(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        steps: torch.Tensor,
+        rates: StateRates,
+        states: torch.Tensor,
+        runs: StateRuns,
+    ) -> torch.Tensor:
+        query, key, value = (
+            each if _has_whole_rows(each) else each.contiguous() for each in (query.float(), key.float(), value.float())
+        )
+        steps = steps.float().contiguous()
+        output = torch.empty(value.shape)
+        arguments = StateScanStruct(
+            *pointers((query, key, value, steps, rates.rate, rates.bias, rates.skip, output, states)),
+            runs_struct(runs),
+            *(each.stride(0) for each in (query, key, value, steps, states)),
+            *(key.shape[1], value.shape[1], key.shape[2], value.shape[2]),
+            *(rates.least_step, rates.most_step),
+            native_threads(),
+        )
+        self._library.baton_state_space_scan(byref(arguments))
         return output
 
     def row_statistics(

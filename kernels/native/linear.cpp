@@ -324,6 +324,14 @@ void linear(const float* x, int64_t rows, const Weight& weight, float* output, b
 }
 
 void gated_linear(const float* x, int64_t rows, const Weight& weight, Gate gate, float* output, int threads) {
+    if (gate == Gate::relu2) {
+        linear(x, rows, weight, output, false, threads);
+        share_rows(rows, threads_for(rows * weight.outputs, threads), [&](int64_t row) {
+            float* own = output + row * weight.outputs;
+            for (int64_t i = 0; i < weight.outputs; ++i) own[i] = own[i] < 0.0f ? 0.0f : own[i] * own[i];
+        });
+        return;
+    }
     if (weight.outputs % (2 * STRIP) == 0) return multiply_all(x, rows, weight, output, false, gate, threads);
     static thread_local std::vector<float> gate_up;
     gate_up.resize(rows * weight.outputs);

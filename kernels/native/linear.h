@@ -29,9 +29,10 @@ struct Weight {
 void linear(const float* x, int64_t rows, const Weight& weight, float* output, bool accumulate, int threads);
 
 // Activation of a gate, which then multiplies its factor. The same as `Gate` in kernels/types.py.
-enum class Gate : int32_t { none = 0, silu = 1, gelu = 2, clamped = 3, sigmoid = 4 };
+enum class Gate : int32_t { none = 0, silu = 1, gelu = 2, clamped = 3, sigmoid = 4, relu2 = 5 };
 
 // output, [rows][outputs / 2], = gate(first half) * second half of the product of x and the weight, plus the bias.
+// relu2: output, [rows][outputs], = squares of ReLU of the product, plus the bias.
 void gated_linear(const float* x, int64_t rows, const Weight& weight, Gate gate, float* output, int threads);
 
 // Product with one weight per head: x [heads][rows][inputs], output [heads][rows][outputs of a head]. `weight`: weights

@@ -4,6 +4,7 @@ extern "C" void baton_paged_prefill(const baton::PrefillArguments* asked);
 extern "C" void baton_paged_decode(const baton::DecodeArguments* asked);
 extern "C" void baton_causal_convolution(const baton::Convolution* asked);
 extern "C" void baton_gated_delta_rule(const baton::DeltaRule* asked);
+extern "C" void baton_state_space_scan(const baton::StateScan* asked);
 
 namespace baton {
 
@@ -197,6 +198,7 @@ const float* Mixing::delta(const DecoderLayer& layer, const float* projected) co
     float* convolved = reserved(rooms_.query, rows * channels);
     const Convolution convolution = {inputs.mixed,
                                      net.convolution,
+                                     nullptr,
                                      convolved,
                                      states + net.value_heads * net.key_dim * net.value_dim,
                                      asked_.runs,
@@ -204,6 +206,7 @@ const float* Mixing::delta(const DecoderLayer& layer, const float* projected) co
                                      asked_.state_stride,
                                      channels,
                                      net.kernel,
+                                     true,
                                      asked_.threads};
     baton_causal_convolution(&convolution);
     float* made = reserved(rooms_.attended, rows * values);
@@ -232,6 +235,89 @@ const float* Mixing::delta(const DecoderLayer& layer, const float* projected) co
         for (int64_t head = 0; head < net.value_heads; ++head)
             rms_norm_row(own + head * net.value_dim, net.norm, net.value_dim, net.eps, own + head * net.value_dim);
         gate_row(inputs.gates + row * inputs.stride, own, values, Gate::silu, own);
+    });
+    return made;
+}
+
+// Rows of `projected`: gates of inputs, gates of outputs, inputs.
+const float* Mixing::convolution(const DecoderLayer& layer, const float* projected) const {
+    const ShortConvolution& net = *layer.convolution;
+    const int64_t channels = net.channels, width = layer.qkv.outputs;
+    float* inputs = reserved(rooms_.query, asked_.rows * channels);
+    for_rows(channels, [&](int64_t row) {
+        const float* from = projected + row * width;
+        for (int64_t i = 0; i < channels; ++i) inputs[row * channels + i] = from[i] * from[2 * channels + i];
+    });
+    float* made = reserved(rooms_.attended, asked_.rows * channels);
+    const Convolution convolution = {inputs,
+                                     net.weight,
+                                     net.bias,
+                                     made,
+                                     asked_.states + net.first_number,
+                                     asked_.runs,
+                                     channels,
+                                     asked_.state_stride,
+                                     channels,
+                                     net.kernel,
+                                     false,
+                                     asked_.threads};
+    baton_causal_convolution(&convolution);
+    for_rows(channels, [&](int64_t row) {
+        const float* gates = projected + row * width + channels;
+        for (int64_t i = 0; i < channels; ++i) made[row * channels + i] *= gates[i];
+    });
+    return made;
+}
+
+// Rows of `projected`: gates, convolution inputs, time steps.
+const float* Mixing::mamba(const DecoderLayer& layer, const float* projected) const {
+    const Mamba& net = *layer.mamba;
+    const int64_t inner = net.heads * net.head_dim, keys = net.groups * net.state_dim, channels = inner + 2 * keys;
+    const int64_t rows = asked_.rows, width = layer.qkv.outputs;
+    float* states = asked_.states + net.first_number;
+    float* convolved = reserved(rooms_.query, rows * channels);
+    const Convolution convolution = {projected + inner,
+                                     net.convolution,
+                                     net.convolution_bias,
+                                     convolved,
+                                     states + net.heads * net.state_dim * net.head_dim,
+                                     asked_.runs,
+                                     width,
+                                     asked_.state_stride,
+                                     channels,
+                                     net.kernel,
+                                     true,
+                                     asked_.threads};
+    baton_causal_convolution(&convolution);
+    float* made = reserved(rooms_.attended, rows * inner);
+    const StateScan scan = {convolved + inner + keys,
+                            convolved + inner,
+                            convolved,
+                            projected + inner + channels,
+                            net.rate,
+                            net.bias,
+                            net.skip,
+                            made,
+                            states,
+                            asked_.runs,
+                            channels,
+                            channels,
+                            channels,
+                            width,
+                            asked_.state_stride,
+                            net.groups,
+                            net.heads,
+                            net.state_dim,
+                            net.head_dim,
+                            net.least_step,
+                            net.most_step,
+                            asked_.threads};
+    baton_state_space_scan(&scan);
+    const int64_t size = inner / net.groups;
+    for_rows(inner, [&](int64_t row) {
+        float* own = made + row * inner;
+        gate_row(projected + row * width, own, inner, Gate::silu, own);
+        for (int64_t at = 0; at < inner; at += size) rms_norm_row(own + at, net.norm + at, size, net.eps, own + at);
     });
     return made;
 }

@@ -1,5 +1,5 @@
 // Token mixing of a layer, between its projections: attention with keys and values per head, latent attention, or a
-// delta net. Contract: kernels/native/decoder.py.
+// recurrent layer. Contract: kernels/native/decoder.py.
 #pragma once
 
 #include "decoder.h"
@@ -18,13 +18,18 @@ class Mixing {
 
     // Compute the input of a layer's output projection. qkv: the output of its `qkv` projection, which is overwritten.
     const float* run(const DecoderLayer& layer, float* qkv) const {
-        return layer.delta ? delta(layer, qkv) : layer.latent ? latent(layer, qkv) : heads(layer, qkv);
+        if (layer.delta) return delta(layer, qkv);
+        if (layer.convolution) return convolution(layer, qkv);
+        if (layer.mamba) return mamba(layer, qkv);
+        return layer.latent ? latent(layer, qkv) : heads(layer, qkv);
     }
 
    private:
     const float* heads(const DecoderLayer& layer, float* qkv) const;
     const float* latent(const DecoderLayer& layer, float* qkv) const;
     const float* delta(const DecoderLayer& layer, const float* projected) const;
+    const float* convolution(const DecoderLayer& layer, const float* projected) const;
+    const float* mamba(const DecoderLayer& layer, const float* projected) const;
 
     // Inputs of a delta net. Rows are `stride` apart; `beta` and `decay` have one number per row and value head.
     struct DeltaInputs {

@@ -135,10 +135,10 @@ class StateRunsStruct(Structure):
 
 class ConvolutionStruct(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("x", "weight", "output", "states")),
+        *((name, c_void_p) for name in ("x", "weight", "bias", "output", "states")),
         ("runs", StateRunsStruct),
         *((name, c_int64) for name in ("row_stride", "block_stride", "channels", "kernel")),
-        ("threads", c_int32),
+        *((name, c_int32) for name in ("activates", "threads")),
     )
 
 
@@ -148,6 +148,17 @@ class DeltaRuleStruct(Structure):
         ("runs", StateRunsStruct),
         *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride", "block_stride")),
         *((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
+        ("threads", c_int32),
+    )
+
+
+class StateScanStruct(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("query", "key", "value", "steps", "rate", "bias", "skip", "output", "states")),
+        ("runs", StateRunsStruct),
+        *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride", "step_stride", "block_stride")),
+        *((name, c_int64) for name in ("groups", "heads", "state_dim", "head_dim")),
+        *((name, c_float) for name in ("least_step", "most_step")),
         ("threads", c_int32),
     )
 
@@ -196,6 +207,21 @@ class DeltaNetStruct(Structure):
     )
 
 
+class ShortConvolutionStruct(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "bias")),
+        *((name, c_int64) for name in ("channels", "kernel", "first_number")),
+    )
+
+
+class MambaStruct(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("convolution", "convolution_bias", "rate", "bias", "skip", "norm")),
+        *((name, c_int64) for name in ("groups", "heads", "state_dim", "head_dim", "kernel", "first_number")),
+        *((name, c_float) for name in ("least_step", "most_step", "eps")),
+    )
+
+
 class DecoderLayerStruct(Structure):
     _fields_ = (
         *((name, WeightStruct) for name in ("qkv", "output")),
@@ -205,6 +231,8 @@ class DecoderLayerStruct(Structure):
         *((name, c_void_p) for name in ("attention_end_norm", "feed_forward_end_norm", "query_norm", "key_norm")),
         ("latent", POINTER(LatentStruct)),
         ("delta", POINTER(DeltaNetStruct)),
+        ("convolution", POINTER(ShortConvolutionStruct)),
+        ("mamba", POINTER(MambaStruct)),
         ("scoring", ScoringStruct),
         *((name, c_void_p) for name in ("pages", "scales")),
         *((name, c_int32) for name in ("table", "norms_are_whole", "is_gated", "group")),

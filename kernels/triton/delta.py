@@ -23,20 +23,34 @@ _LENGTH_EPS = tl.constexpr(LENGTH_EPS)
 _LINEAR_FROM = tl.constexpr(20.0)  # for larger x, softplus(x) rounds to x
 
 
-def causal_convolution(x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns) -> torch.Tensor:
+def causal_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    states: torch.Tensor,
+    runs: StateRuns,
+    bias: torch.Tensor | None = None,
+    activates: bool = True,
+) -> torch.Tensor:
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    convolution_call(_with_dense_rows(x), weight.contiguous(), states, runs, output).start()
+    convolution_call(_with_dense_rows(x), weight.contiguous(), states, runs, output, bias, activates).start()
     return output
 
 
 def convolution_call(
-    x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns, output: torch.Tensor
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    states: torch.Tensor,
+    runs: StateRuns,
+    output: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activates: bool = True,
 ) -> KernelCall:
     channels, kernel = weight.shape
     rows = max(DELTA_ROWS, power_of_two(kernel))
     arguments = {
         "x": x,
         "weight": weight,
+        "bias": weight if bias is None else bias,
         "states": states,
         "output": output,
         **_of_runs(runs),
@@ -48,6 +62,8 @@ def convolution_call(
         "TAPS": power_of_two(kernel),
         "ROWS": rows,
         "BLOCK": DELTA_CHANNELS,
+        "HAS_BIAS": bias is not None,
+        "ACTIVATES": activates,
     }
     # Upper bound of the tile indices passed to `chunk_of`: a tile has `rows` rows of one run, and each run may need
     # one more tile, which is partial or empty.
@@ -151,6 +167,7 @@ def inputs_at(x, state, how, first, places, x_stride, channels, inside, KERNEL: 
 def convolve_rows(
     x,
     weight,
+    bias,
     state,
     output,
     how,
@@ -163,6 +180,8 @@ def convolve_rows(
     KERNEL: tl.constexpr,
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATES: tl.constexpr,
 ):
     was_seen = (how == AGAIN).to(tl.int64)  # 1 if the state already covers the row, else 0
     for row in range(begin, end):
@@ -171,14 +190,18 @@ def convolve_rows(
             place = row - first + 1 - was_seen + tap
             seen = inputs_at(x, state, how, first, place, x_stride, channels, inside, KERNEL, CHANNELS)
             total += seen * tl.load(weight + channels * KERNEL + tap, mask=inside, other=0.0).to(tl.float32)
-        opened = total / (1.0 + tl.exp(-total))
-        tl.store(output + row * CHANNELS + channels, opened.to(output.dtype.element_ty), mask=inside)
+        if HAS_BIAS:
+            total += tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)
+        if ACTIVATES:
+            total = total / (1.0 + tl.exp(-total))
+        tl.store(output + row * CHANNELS + channels, total.to(output.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def convolve_later_rows(
-    x, weight, states, output, starts, sources, destinations, begins, runs, alone, tile, x_stride, channels, inside,
-    KERNEL: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, weight, bias, states, output, starts, sources, destinations, begins, runs, alone, tile, x_stride, channels,
+    inside, KERNEL: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ACTIVATES: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile's rows, except rows that read the old state, which the chain's program may have overwritten."""
     tile += alone // ROWS
@@ -192,14 +215,16 @@ def convolve_later_rows(
     begin = tl.maximum(begin, first + ROWS)
     how = tl.load(begins + run)
     convolve_rows(
-        x, weight, states, output, how, first, begin, end, x_stride, channels, inside, KERNEL, CHANNELS, BLOCK
-    )
+        x, weight, bias, states, output, how, first, begin, end, x_stride, channels, inside, KERNEL, CHANNELS, BLOCK,
+        HAS_BIAS, ACTIVATES,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["runs", "alone"])
 def convolve(
     x,
     weight,
+    bias,
     states,
     output,
     starts,
@@ -215,14 +240,16 @@ def convolve(
     TAPS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATES: tl.constexpr,
 ):
     run = tl.program_id(0)
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, taps = channels < CHANNELS, tl.arange(0, TAPS)[:, None]
     if run >= runs:
         convolve_later_rows(
-            x, weight, states, output, starts, sources, destinations, begins, runs, alone, run - runs, x_stride,
-            channels, inside, KERNEL, CHANNELS, ROWS, BLOCK,
+            x, weight, bias, states, output, starts, sources, destinations, begins, runs, alone, run - runs, x_stride,
+            channels, inside, KERNEL, CHANNELS, ROWS, BLOCK, HAS_BIAS, ACTIVATES,
         )  # fmt: skip
         return
     if follows(sources, destinations, run, runs):
@@ -244,7 +271,10 @@ def convolve(
         last += 1
         goes_on = follows(sources, destinations, last, runs)
     end = tl.minimum(end, first + ROWS)
-    convolve_rows(x, weight, state, output, how, first, first, end, x_stride, channels, inside, KERNEL, CHANNELS, BLOCK)
+    convolve_rows(
+        x, weight, bias, state, output, how, first, first, end, x_stride, channels, inside, KERNEL, CHANNELS, BLOCK,
+        HAS_BIAS, ACTIVATES,
+    )  # fmt: skip
     # Write the first run's new state last: it may replace the old state, which all results above need.
     place = first_end - first - was_seen + taps
     left = inputs_at(x, state, how, first, place, x_stride, channels[None, :], kept, KERNEL, CHANNELS)

@@ -33,6 +33,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}, "attention_bias": True},
     ),
+    "granite4_without_experts": (
+        "granitemoehybrid",
+        {"num_local_experts": 0, "num_experts_per_tok": 0, "mamba_conv_bias": False, "mamba_proj_bias": True},
+    ),
+    "granite4_without_mamba": (
+        "granitemoehybrid",
+        {
+            "num_local_experts": 0,
+            "layer_types": ["full_attention"] * 4,
+            "position_embedding_type": "rope",
+            "tie_word_embeddings": True,
+        },
+    ),
+    "lfm2_without_bias": ("lfm2", {"conv_bias": False, "block_auto_adjust_ff_dim": False}),
+    "lfm2_moe_dense": ("lfm2_moe", {"num_dense_layers": 4}),
+    "nemotron_h_with_biases": ("nemotron_h", {"use_bias": True, "use_conv_bias": False, "time_step_min": 0.5}),
     "qwen2_windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 2}),
 }
 

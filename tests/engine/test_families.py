@@ -156,7 +156,11 @@ def test_keys_wider_than_values_size_the_pool(tmp_path: Path) -> None:
         ("bart", {"d_model": 32, "vocab_size": 64}, "an encoder"),
         ("phimoe", {**TINY, "num_local_experts": 2, "sliding_window": 16}, "sliding window is not passed"),
         ("llama", {**TINY, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
-        ("lfm2", {**TINY, "layer_types": ["conv", "full_attention"]}, "not every layer attends"),
+        (
+            "lfm2",
+            {**TINY, "layer_types": ["conv", "full_attention"], "use_bidirectional_attention": True},
+            "not every layer attends",
+        ),
     ],
 )
 def test_what_cannot_run_on_pages_is_refused_with_the_reason(

@@ -32,6 +32,7 @@ ROOT = root_hash(b"model", "float32")
 LENGTHS = (180, 75, 120, 90, 33, 160)
 LATENT = ("deepseek_v2", "deepseek_v3")  # with a row of all heads in place of keys and values
 UNCUT = ("mistral",)  # with one head of keys and values
+MAMBA = ("granitemoehybrid", "bamba", "nemotron_h")  # which run on one rank
 CHUNKS = (1, 40, 41, 42, 100, 101)
 
 
@@ -80,7 +81,7 @@ def test_all_layers_are_computed_in_one_native_call(made: Made, native_kernels: 
 
 
 def test_two_ranks_together_compute_what_transformers_does(made: Made, tmp_path: Path) -> None:
-    if made.expected.config.model_type in UNCUT:
+    if made.expected.config.model_type in UNCUT + MAMBA:
         return
     prompt = random_prompt(130)
     found: dict[int, torch.Tensor] = {}

@@ -33,9 +33,15 @@ GREEDY = SamplingParams(MAX_TOKENS)
 DRAWN = SamplingParams(MAX_TOKENS, temperature=0.9, seed=5)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("hybrid"), "qwen3_5_text", seed=1)
+@pytest.fixture(scope="module", params=["qwen3_5_text", "lfm2", "granitemoehybrid", "nemotron_h"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("hybrid"), request.param, seed=1)
+
+
+@pytest.fixture
+def divisible(tmp_path: Path) -> Path:
+    """Return a checkpoint whose states can be divided among ranks."""
+    return make_checkpoint(tmp_path, "qwen3_5_text", seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +181,9 @@ def test_a_state_that_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
     odd = make_checkpoint(tmp_path / "odd", "qwen3_5_text", linear_num_key_heads=1)
     with pytest.raises(ModelError, match="tensor-parallel is 2, but linear_num_key_heads of this model is 1"):
         check_parallel(odd, "none", 2)
+    mamba = make_checkpoint(tmp_path / "mamba", "granitemoehybrid")
+    with pytest.raises(ModelError, match="tensor-parallel is 2, but Mamba layers run on one rank only"):
+        check_parallel(mamba, "none", 2)
     config = read_model_config(make_checkpoint(tmp_path / "even", "qwen3_5_text"))
     layout = kv_layout(config, torch.float32, 8)
     assert shard_layout(layout, 2) == kv_layout(shard_config(config, 2), torch.float32, 8)
@@ -185,8 +194,8 @@ def test_a_state_that_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
         shard_layout(layout, 3)
 
 
-def test_ranks_and_one_process_do_not_exchange_parts_of_states(checkpoint: Path) -> None:
-    options = ModelOptions(checkpoint, CPU, "float32", None, 1 << 26, None)
+def test_ranks_and_one_process_do_not_exchange_parts_of_states(divisible: Path) -> None:
+    options = ModelOptions(divisible, CPU, "float32", None, 1 << 26, None)
     alone, together = (prepare_model(replace(options, tensor_parallel=ranks)) for ranks in (1, 2))
     assert alone.fingerprint != together.fingerprint
     assert "ranks=2" in together.kv_description

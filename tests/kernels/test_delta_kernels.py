@@ -100,6 +100,16 @@ def test_natively_no_bit_depends_on_how_rows_are_cut(native: NativeLibrary) -> N
 
 
 @pytest.mark.parametrize("is_native", [False, True])
+def test_convolution_with_bias_and_without_activation_equals_pytorch(is_native: bool, native: NativeLibrary) -> None:
+    compute, inputs, bias = native if is_native else reference, Inputs(sum(PIECES)), torch.randn(CHANNELS)
+    whole = F.conv1d(inputs.x.T[None], inputs.weight[:, None], bias, padding=KERNEL - 1, groups=CHANNELS)
+    plain = whole[0].T[: len(inputs.x)]
+    for activates, expected in ((False, plain), (True, F.silu(plain))):
+        made = compute.causal_convolution(inputs.x, inputs.weight, Pool().inputs, chain(), bias, activates)
+        torch.testing.assert_close(made, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("is_native", [False, True])
 def test_a_token_that_is_computed_again_reads_the_same_and_changes_nothing(
     is_native: bool, native: NativeLibrary
 ) -> None:
@@ -128,6 +138,8 @@ def test_what_does_not_fit_is_refused() -> None:
     pool, inputs, runs = Pool(), Inputs(sum(PIECES)), chain()
     with pytest.raises(ValueError, match="states must be"):
         causal_convolution(inputs.x, inputs.weight, pool.matrices, runs)
+    with pytest.raises(ValueError, match="bias must be"):
+        causal_convolution(inputs.x, inputs.weight, pool.inputs, runs, inputs.weight[1:, 0])
     with pytest.raises(ValueError, match="sources must be"):
         inputs.delta(gated_delta_rule, pool.matrices, replace(runs, sources=runs.sources[1:]))
     with pytest.raises(ValueError, match="6 value heads are not a multiple of 4 key heads"):

@@ -68,6 +68,15 @@ def test_no_bit_depends_on_how_rows_are_cut() -> None:
     assert torch.equal(by_step.pages[0].nan_to_num(7.0), whole.pages[3].nan_to_num(7.0))
 
 
+@pytest.mark.parametrize("activates", [False, True])
+def test_convolution_with_bias_equals_the_reference(activates: bool) -> None:
+    inputs, ours, wanted, runs = Inputs(sum(SHORT)), Pool(), Pool(), chain(SHORT)
+    bias = torch.randn(CHANNELS)
+    made = causal_convolution(inputs.x, inputs.weight, ours.inputs, runs, bias, activates)
+    expected = reference.causal_convolution(inputs.x, inputs.weight, wanted.inputs, runs, bias, activates)
+    torch.testing.assert_close(made, expected, atol=1e-5, rtol=0)
+
+
 def test_programs_run_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two prompts, one of which goes on in the block that it begins from, beside an answer."""
     inputs, rows = Inputs(1 + 10 + 9), (1, 2, 7, 9)

@@ -14,7 +14,8 @@ from baton.text.host.files import FileRefused
 from baton.text.named_models import NAMED, fetch_named
 from baton.text.tokenizer.checkpoint_tokenizer import read_tokenizer
 
-MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+MODEL_FILES = ("*.safetensors", *TOKENIZER_FILES)
 """Patterns of files to download of a model whose weights are in safetensors files."""
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 FILE_KINDS = {".safetensors": "a file of weights", **dict.fromkeys(PICKLED, "a file of pickled weights")}

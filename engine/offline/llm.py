@@ -32,6 +32,7 @@ from baton.engine.request import Request
 from baton.engine.scheduler.speculation import Speculated
 from baton.text.pooling import Pooling
 from baton.text.sampling import NUMBERS
+from baton.text.tokenizer.convert import load
 
 LoRARequests: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
 
@@ -208,10 +209,8 @@ class LLM:
         return SamplingParams(**given)
 
     def get_tokenizer(self) -> Any:
-        """Return a tokenizer of transformers that reads the same files."""
-        from transformers import AutoTokenizer  # slow to import
-
-        return AutoTokenizer.from_pretrained(str(self._engine.reader.folder))
+        """Return a tokenizer of transformers that has read the same files."""
+        return load(self._engine.reader.folder)
 
     @property
     def preemptions(self) -> int:

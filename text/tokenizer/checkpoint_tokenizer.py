@@ -72,6 +72,8 @@ class CheckpointTokenizer:
 @reads(TokenizerRefused)
 def read_tokenizer(folder: Path) -> CheckpointTokenizer:
     """Return the tokenizer of the checkpoint in `folder`. A first call blocks for seconds. Raises: TokenizerRefused."""
+    if (folder / "tokenizer.json").exists():
+        check_file(folder / "tokenizer.json", MAX_TOKENIZER_BYTES)
     if converter.MODULE in sys.modules:  # transformers is here: a conversion takes milliseconds
         return _parsed(converter.convert(folder))
     cached = cache_folder("tokenizers") / _digest(folder)
@@ -102,8 +104,9 @@ def _digest(folder: Path) -> str:
     for text in (version("transformers"), version("tokenizers"), Path(converter.__file__).read_text(encoding="utf-8")):
         digest.update(f"{len(text)} {text}".encode())
     for path in _files(folder):
-        check_file(path, MAX_TOKENIZER_BYTES)
-        content = path.read_bytes()
+        status = path.stat()
+        is_large = status.st_size > MAX_TOKENIZER_BYTES
+        content = f"{status.st_size} {status.st_mtime_ns}".encode() if is_large else path.read_bytes()
         digest.update(f"{len(content)} {path.relative_to(folder)} ".encode(errors="surrogateescape") + content)
     return digest.hexdigest()
 

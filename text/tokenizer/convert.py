@@ -37,8 +37,7 @@ def convert(folder: Path) -> bytes:
     """
     if not any(path.suffix in VOCABULARIES or path.name in (*COMMON_FILES, "vocab.json") for path in folder.iterdir()):
         raise TokenizerUnusable(f"there is no tokenizer: no {', '.join(COMMON_FILES)}, vocab.json or vocab.txt")
-    with _without_packages():
-        tokenizer = _load(folder)
+    tokenizer = load(folder)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise TokenizerUnusable(f"{type(tokenizer).__name__} is not supported: it has no tokenizer.json; save one")
@@ -61,8 +60,16 @@ def convert(folder: Path) -> bytes:
     return json.dumps(facts).encode() + b"\n" + backend.to_str().encode()
 
 
+def load(folder: Path) -> Any:
+    """Return transformers' tokenizer. A tokenizer.json suffices if its class is code of the checkpoint.
+
+    Raises: TokenizerUnusable, and whatever transformers and tokenizers raise for malformed files.
+    """
+    with _without_packages():
+        return _load(folder)
+
+
 def _load(folder: Path) -> Any:
-    """Return the tokenizer of AutoTokenizer. Its tokenizer.json suffices if its class is code of the checkpoint."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
@@ -111,7 +118,7 @@ def _default_end(folder: Path) -> Any:
 
 
 def _ids(value: Any) -> list[int]:
-    return [each for each in (value if isinstance(value, list) else [value]) if type(each) is int]
+    return [each for each in (value if isinstance(value, list) else [value]) if type(each) is int and each >= 0]
 
 
 def _apply_sentence_transformers(tokenizer: Any, folder: Path) -> int | None:

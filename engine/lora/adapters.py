@@ -207,5 +207,5 @@ class AdapterSet:
 
 
 def is_adaptable(module: str) -> bool:
-    """Return whether a module can be adapted. Head and experts cannot: they do not receive all rows in order."""
-    return module.endswith(("_proj", "_proj_with_mqa")) and "expert" not in module
+    """Return whether a projection of a layer can be adapted. Experts cannot: they do not receive all rows in order."""
+    return "expert" not in module

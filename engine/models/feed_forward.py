@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from baton.engine.lora.adapters import without_adapters
+from baton.engine.lora.adapters import AdaptedLinear, without_adapters
 from baton.engine.models.batch import AdapterRows
 from baton.engine.models.linear import DenseLinear, KernelLinear, Linear, packed_weight
 from baton.kernels.experts import choose_experts, expert_linear, packed_experts
@@ -68,8 +68,8 @@ class GatedExpert:
 class Experts:
     """Mixture of experts (arXiv:2401.04088). Rows are grouped by expert: one product per expert and step.
 
-    `packed`: the layer for the CPU's native kernels, which compute it in one call. Adapters cannot change
-    these projections (engine/lora/adapters.py rejects such adapters).
+    `packed`: the layer for the CPU's native kernels, which compute it in one call without adapters. Adapters can change
+    only the shared experts, and only if engine/lora/adapters.py accepts their names.
     """
 
     router: Router
@@ -78,7 +78,7 @@ class Experts:
     packed: PackedExperts | None = None
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
-        if self.packed is not None:
+        if self.packed is not None and (adapters is None or not self._shares_adapted):
             return packed_experts(x.float(), self.packed).to(x.dtype)
         weights, chosen = self.router(x)
         result = torch.zeros_like(x)
@@ -86,7 +86,11 @@ class Experts:
             rows, places = torch.where(chosen == index)
             output = self.experts[index](x[rows], None) * weights[rows, places, None]
             result.index_add_(0, rows, output.to(x.dtype))
-        return result if self.shared is None else result + self.shared(x)
+        return result if self.shared is None else result + self.shared(x, adapters)
+
+    @property
+    def _shares_adapted(self) -> bool:
+        return isinstance(self.shared, Gated) and isinstance(self.shared.gate_up, AdaptedLinear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class ExpertStack:
         made = _plus(expert_linear(gate_mul(inner, self.gate), self.down, pairs), self.down_bias, chosen)
         parts = made.view(len(x), self.router.routing.per_token, -1).float()
         result = (parts * choice.weights[:, :, None]).sum(1).to(x.dtype)
-        return result if self.shared is None else result + self.shared(x)
+        return result if self.shared is None else result + self.shared(x, adapters)
 
 
 def with_packed(experts: Experts) -> Experts:

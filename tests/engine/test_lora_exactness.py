@@ -133,6 +133,29 @@ def test_adapters_change_quantised_weights_too(checkpoint: Path, folders: dict[s
         assert (logits - near).abs().mean() / near.abs().mean() < 0.1
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("lfm2", ("in_proj", "out_proj", "q_proj", "w1", "w2")),
+        ("granitemoehybrid", ("in_proj", "out_proj", "o_proj", "input_linear", "output_linear")),
+        ("nemotron_h", ("in_proj", "out_proj", "v_proj")),
+        ("qwen3_5_text", ("in_proj_qkv", "in_proj_z", "in_proj_a", "out_proj")),
+    ],
+)
+def test_adapter_of_a_hybrid_model_equals_merged_weights(
+    family: str, targets: tuple[str, ...], packed: bool, tmp_path: Path
+) -> None:
+    base = make_checkpoint(tmp_path / "base", family)
+    adapters = AdapterSet()
+    paged, prompt = PagedModel(base, adapters=adapters, packed=packed), random_prompt(40)
+    folder = make_adapter(tmp_path / "adapter", base, 3, rank=4, targets=targets)
+    number, table = adapters.add("some", read_adapter(folder)), paged.blocks(40)
+    ends = ((0, 35), (35, 39), (39, 40))
+    parts = [paged.logits([Chunk(0, prompt[start:end], start, table, adapter=number)])[0] for start, end in ends]
+    torch.testing.assert_close(torch.cat(parts), logits_of(merged_model(base, folder), prompt), atol=3e-4, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("family", "targets"),
     [

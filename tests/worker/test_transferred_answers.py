@@ -47,6 +47,8 @@ async def answering_pair(
         ("llama", "fp8", "shared_memory"),
         ("qwen3_5_text", "auto", "shared_memory"),
         ("qwen3_5_text", "auto", "tcp"),
+        ("lfm2", "int8", "shared_memory"),
+        ("nemotron_h", "auto", "tcp"),
     ],
 )
 async def test_transferred_kv_of_any_kind_gives_the_answers_of_one_engine(

@@ -13,7 +13,7 @@ from baton.engine.config.model_config import DecoderConfig
 from baton.engine.load import DecoderParts
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.linear import MatmulBackend
-from baton.engine.weights.read import EMBEDDING, Size, parts_of
+from baton.engine.weights.read import Size, parts_of
 from baton.engine.weights.weight import PlainWeight, Weight
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -63,8 +63,8 @@ class DrawnTensors:
         made = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
         return made.fill_(1.0) if name.endswith("norm.weight") else made.normal_(std=shape[-1] ** -0.5)
 
-    def embedding(self, vocabulary: int, hidden: int) -> torch.Tensor:
-        return self.tensor(EMBEDDING, vocabulary, hidden)
+    def embedding(self, name: str, vocabulary: int, hidden: int) -> torch.Tensor:
+        return self.tensor(name, vocabulary, hidden)
 
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
         outputs = sum(map(sum, parts_of(names, sizes)))

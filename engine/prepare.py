@@ -41,7 +41,7 @@ from baton.kernels.arithmetic import arithmetic
 from baton.kernels.types import QUANTISED
 
 ENCODER_TOKENS = 1 << 20  # maximum tokens of an encoder's pool
-INT8_ROW_BYTES = 8  # bytes per output row of an int8 LM head: a scale, and the sum of the row's integers
+INT8_SCALE_BYTES = 4  # bytes per output row of an int8 LM head, in addition to its integers
 Loaded = TypeVar("Loaded")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -316,7 +316,7 @@ def weights_of(options: ModelOptions, config: ModelConfig, format: WeightFormat,
     tied = isinstance(config, DecoderConfig) and config.tie_word_embeddings
     head_bytes, is_one = 0 if tied else loaded.head, tied
     if packed and format in WITH_INT8_HEAD:
-        head_bytes, is_one = config.vocab_size * (config.hidden_size + INT8_ROW_BYTES), False
+        head_bytes, is_one = config.vocab_size * (config.hidden_size + INT8_SCALE_BYTES), False
     elif packed and tied and options.tensor_parallel > 1:
         # Each rank packs its part of the head and keeps the complete embedding: head and embedding share no memory.
         head_bytes, is_one = loaded.embedding, False

@@ -103,7 +103,7 @@ def rotate_and_store(
 def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     stored = unpacked(weight)
     if weight.stored is Stored.INT8 and weight.scales is not None:
-        integers, scales = _bytes(x)
+        integers, scales = _integers(x)
         # Sums of integers are exact in float64. Results of rows with a non-finite value are replaced by NaN below.
         out = (integers.double() @ stored.double().T).float() * weight.scales[: weight.outputs] * scales
         out = out.masked_fill(~x.isfinite().all(1, keepdim=True), torch.nan)
@@ -126,6 +126,18 @@ def _bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise along the last dimension; return integers of -127 to 127, and scales with a last dimension of size 1."""
     scales = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
     return (x / scales).round().clamp(-127, 127), scales
+
+
+MOST_INTEGER = 32767
+MOST_MAGNITUDES = (1 << 24) - (1 << 17)  # largest sum of a row's magnitudes, so that sums of products fit in 32 bits
+
+
+def _integers(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise rows to integers of at most 16 bits; return them, and scales `[rows, 1]`."""
+    scales = (x.abs().amax(-1, keepdim=True) / MOST_INTEGER).clamp(min=torch.finfo(torch.float32).tiny)
+    sums = (x / scales).round().abs().sum(-1, dtype=torch.float64, keepdim=True)
+    scales = scales * (sums / MOST_MAGNITUDES).clamp(min=1).float()
+    return (x / scales).round(), scales
 
 
 def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Tensor | None) -> ExpertChoice:

@@ -298,10 +298,11 @@ class MatmulBackend:
 
     def packed(self, weight: PackedWeight, wants_largest: bool = False) -> PackedLinear:
         """Copy all tensors of a packed weight: uncopied ones would keep memory alive that loading should free."""
-        rest = (weight.bias, weight.scales, weight.sums, weight.zeros)
-        bias, scales, sums, zeros = (None if part is None else self.keep(part) for part in rest)
+        rest = (weight.bias, weight.scales, weight.zeros, weight.offsets)
+        bias, scales, zeros, offsets = (None if part is None else self.keep(part) for part in rest)
         data = self.keep(weight.data)
-        return PackedLinear(replace(weight, data=data, bias=bias, scales=scales, sums=sums, zeros=zeros), wants_largest)
+        copied = replace(weight, data=data, bias=bias, scales=scales, zeros=zeros, offsets=offsets)
+        return PackedLinear(copied, wants_largest)
 
 
 def spelled_out(weight: Weight, dtype: torch.dtype) -> torch.Tensor:

@@ -11,7 +11,7 @@ constexpr int PANEL = 32;  // outputs of a panel
 constexpr int MOST_ROWS = LANES == 16 ? 14 : LANES == 8 ? 6 : 4;  // most rows of a tile: their sums fill the registers
 
 // In every format NUMBERS adjacent numbers of an output form a `Number`, which unfolds into PARTS vectors of outputs. A
-// part is multiplied with one 32-bit word of inputs: a float, two bfloat16 or four bytes. For up to MOST_FOLDED_ROWS
+// part is multiplied with one 32-bit word of inputs: a float, two bfloat16, two integers or four bytes. For up to MOST_FOLDED_ROWS
 // rows it is unfolded during the multiplication.
 
 struct FloatProducts {
@@ -85,38 +85,47 @@ inline Ints sums_of_halves(Halves halves) {
 #endif
 }
 
-// Sums of integers are exact, and so equal at every instruction-set level.
-struct Int8Weight {
-    using Number = uint32_t;  // four numbers
+// Products of integers of 16 bits, two per word. Their sums are exact, and so equal at every instruction-set level.
+struct IntegerProducts {
+    static constexpr int MOST_FOLDED_ROWS = MOST_ROWS;
+    using Number = uint32_t;
     using Sum = Ints;
     using Given = Ints;
-    static constexpr int WORD_INPUTS = 4, PARTS = 1, MOST_FOLDED_ROWS = MOST_ROWS;
+    static constexpr int WORD_INPUTS = 2;
     static constexpr bool IS_GROUPED = false;
-#if defined(__AVX512VNNI__)
-    static constexpr int INPUT_OFFSET = 128;  // added to inputs, since the instruction needs one operand unsigned
-#else
-    static constexpr int INPUT_OFFSET = 0;
-#endif
-
-    Ints bytes;
-    explicit Int8Weight(const Number* from) : bytes(load_bits(from)) {}
-    template <int>
-    Ints part() const {
-        return bytes;
-    }
     static Given given(const uint32_t* word) { return Ints{} + static_cast<int32_t>(*word); }
     static void add(Sum& sum, Given x, Ints part) {
 #if defined(__AVX512VNNI__)
-        sum = reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(x),
+        sum = reinterpret_cast<Ints>(_mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(x),
                                                          reinterpret_cast<__m512i>(part)));
 #elif defined(__AVX2__)
-        // Multiply magnitudes of weights by inputs with the weights' signs. The sum of two products is below 2^15.
-        const auto bits = reinterpret_cast<__m256i>(part);
-        const __m256i with_sign = _mm256_sign_epi8(reinterpret_cast<__m256i>(x), bits);
-        sum += sums_of_halves(reinterpret_cast<Halves>(_mm256_maddubs_epi16(_mm256_abs_epi8(bits), with_sign)));
+        sum += reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(part)));
 #else
-        sum += sums_of_halves(products_of_bytes(part, x));
+        sum += ((x << 16) >> 16) * ((part << 16) >> 16) + (x >> 16) * (part >> 16);
 #endif
+    }
+};
+
+// Integers of 16 bits, unfolded from int8.
+struct Int16Weight : IntegerProducts {
+    static constexpr int PARTS = 1;
+
+    Ints halves;
+    explicit Int16Weight(const Number* from) : halves(load_bits(from)) {}
+    template <int>
+    Ints part() const {
+        return halves;
+    }
+};
+
+struct Int8Weight : IntegerProducts {  // a number is four integers; part 0 has the first and the third, part 1 the others
+    static constexpr int PARTS = 2;
+
+    Halves bytes;
+    explicit Int8Weight(const Number* from) : bytes(reinterpret_cast<Halves>(load_bits(from))) {}
+    template <int n>
+    Ints part() const {
+        return reinterpret_cast<Ints>((n == 0 ? bytes << 8 : bytes) >> 8);
     }
 };
 

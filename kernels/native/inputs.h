@@ -15,9 +15,9 @@
 namespace baton {
 
 // Conversion of inputs. `floats`: unchanged; `rounded`: floats rounded to bfloat16; `pairs`, `tiled`: two bfloat16 per
-// word; `bytes`: four bytes of -127 to 127 per word, times a scale per row; `groups`: the same with a scale per row and
-// group.
-enum class Words { floats, rounded, pairs, tiled, bytes, groups };
+// word; `integers`: two integers of 16 bits per word, in the order of Int8Weight, times a scale per row; `groups`: four
+// bytes of -127 to 127 per word, times a scale per row and group.
+enum class Words { floats, rounded, pairs, tiled, integers, groups };
 
 // Split of rows into tiles. The first `taller` tiles have one row more than the others, which have `height` rows. For
 // tile registers all tiles have `height` rows except the last one.
@@ -40,14 +40,16 @@ constexpr int64_t GROUP_HEAD_WORDS = 2;
 // 1.5 * 2^23: adding it to a small float rounds that to an integer, which is in the low bits of the sum.
 constexpr float TO_INTEGER = 12582912.0f;
 
-inline Ints to_bytes(const float* x, float inverse) {
-    alignas(VECTOR_BYTES) uint8_t bytes[LANES * 4];
-    for (int part = 0; part < 4; ++part) {
-        const Ints bits = as_ints(load(x + part * LANES) * inverse + (TO_INTEGER + Int8Weight::INPUT_OFFSET));
-        const Bytes low = __builtin_convertvector(bits & 0xff, Bytes);
-        std::memcpy(bytes + part * LANES, &low, sizeof low);
-    }
-    return load_bits(bytes);
+inline Ints to_integers(const float* x, float inverse) {
+    return as_ints(load(x) * inverse + TO_INTEGER) - as_ints(broadcast(TO_INTEGER));
+}
+
+// Return the words of 2 * LANES inputs: of every four, the first and the third share a word, and the other two.
+inline Ints to_pairs(const float* x, float inverse) {
+    Ints first{};
+    for (int lane = 0; lane < LANES; ++lane) first[lane] = lane / 2 * 4 + lane % 2;
+    const Ints a = to_integers(x, inverse), b = to_integers(x + LANES, inverse);
+    return (__builtin_shuffle(a, b, first) & 0xffff) | __builtin_shuffle(a, b, first + 2) << 16;
 }
 
 inline Ints larger(Ints a, Ints b) { return a > b ? a : b; }
@@ -59,8 +61,8 @@ inline int32_t reduce_integers(Ints value, Combine combine) {
     return read_as<int32_t>(&bits);
 }
 
-// Return the scale of a row: its largest magnitude over 127; NaN if a number is not finite, so that results are NaN.
-inline float scale_of(const float* x, int64_t inputs) {
+// Return the largest magnitude of a row over `most_integer`; NaN if a number is not finite, so that results are NaN.
+inline float scale_of(const float* x, int64_t inputs, float most_integer) {
     // Magnitudes are compared as integers, which have the same order, with non-finite numbers last.
     Ints most{};
     int64_t i = 0;
@@ -68,12 +70,32 @@ inline float scale_of(const float* x, int64_t inputs) {
     int32_t largest = reduce_integers(most, [](Ints a, Ints b) { return larger(a, b); });
     for (; i < inputs; ++i) largest = std::max(largest, read_as<int32_t>(x + i) & 0x7fffffff);
     if (largest >= 0x7f800000) return std::numeric_limits<float>::quiet_NaN();
-    return std::max(as_float(largest) / 127.0f, std::numeric_limits<float>::min());
+    return std::max(as_float(largest) / most_integer, std::numeric_limits<float>::min());
+}
+
+// Largest integer of a row, and largest sum of magnitudes: 2^24 less room for rounding. Sums of products with integers
+// of at most 128 then fit in 32 bits.
+constexpr int64_t MOST_INTEGER = 32767, MOST_MAGNITUDES = (1 << 24) - (1 << 17);
+
+// Return the scale of a row's integers. It is larger than that of the largest input if their magnitudes sum to too much.
+inline float row_scale(const float* x, int64_t inputs) {
+    const float scale = scale_of(x, inputs, MOST_INTEGER), inverse = 1 / scale;
+    if (inputs * MOST_INTEGER <= MOST_MAGNITUDES || scale != scale) return scale;
+    Ints sums{};
+    for (int64_t i = 0; i < inputs; i += LANES) {
+        float padded[LANES] = {};
+        if (inputs - i < LANES) std::copy_n(x + i, inputs - i, padded);
+        const Ints integers = to_integers(inputs - i < LANES ? padded : x + i, inverse);
+        sums += larger(integers, -integers);
+    }
+    int64_t sum = 0;
+    for (int lane = 0; lane < LANES; ++lane) sum += sums[lane];
+    return sum <= MOST_MAGNITUDES ? scale : scale * (static_cast<float>(sum) / MOST_MAGNITUDES);
 }
 
 // Quantise one group of a row; write its GROUP_HEAD_WORDS and then its bytes.
 inline void quantise_group(const float* x, int64_t inputs, uint32_t* to) {
-    const float scale = scale_of(x, inputs), inverse = 1 / scale;
+    const float scale = scale_of(x, inputs, 127), inverse = 1 / scale;
     auto* bytes = reinterpret_cast<uint8_t*>(to + GROUP_HEAD_WORDS);
     Ints sums{};
     for (int64_t i = 0; i < inputs; i += LANES) {
@@ -107,7 +129,7 @@ class Inputs {
           x_(x),
           inputs_(inputs),
           group_inputs_(group_inputs) {
-        if (kind == Words::bytes) scales_.resize(rows);
+        if (kind == Words::integers) scales_.resize(rows);
         if (rows == 1 && kind == Words::floats && words == inputs) {
             packed_ = reinterpret_cast<const uint32_t*>(x);
         } else {
@@ -130,7 +152,7 @@ class Inputs {
     };
 
     static constexpr int64_t WORD_INPUTS =
-        kind == Words::pairs || kind == Words::tiled ? 2 : kind == Words::bytes ? 4 : 1;
+        kind == Words::pairs || kind == Words::tiled || kind == Words::integers ? 2 : 1;
 
     void pack_tiled(int64_t tile, uint32_t* packed) const {
         const int64_t first = tiles.first_row(tile), rows = tiles.rows(tile);
@@ -146,8 +168,8 @@ class Inputs {
         const uint32_t* grouped = kind == Words::groups ? quantise_groups(first, rows, to) : nullptr;
         if (grouped == to) return;
         float inverse[MOST_ROWS] = {};
-        for (int64_t row = 0; row < rows && kind == Words::bytes; ++row)
-            inverse[row] = 1 / (scales_[first + row] = scale_of(x_ + (first + row) * inputs_, inputs_));
+        for (int64_t row = 0; row < rows && kind == Words::integers; ++row)
+            inverse[row] = 1 / (scales_[first + row] = row_scale(x_ + (first + row) * inputs_, inputs_));
         Floats lanes[LANES] = {};
         for (int64_t word = 0; word < words; word += LANES) {
             for (int64_t row = 0; row < rows; ++row)
@@ -188,9 +210,9 @@ class Inputs {
     // Convert LANES * WORD_INPUTS inputs.
     static Ints words_of(const float* from, float inverse) {
         if constexpr (kind == Words::rounded) return rounded_bits(load(from));
-        if constexpr (kind == Words::bytes) return to_bytes(from, inverse);
+        if constexpr (kind == Words::integers) return to_pairs(from, inverse);
 #if defined(BATON_BF16_PRODUCTS)
-        if constexpr (WORD_INPUTS == 2) return to_words(load(from), load(from + LANES));
+        if constexpr (kind == Words::pairs || kind == Words::tiled) return to_words(load(from), load(from + LANES));
 #endif
         return load_bits(from);
     }

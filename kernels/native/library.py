@@ -85,7 +85,7 @@ def scoring_struct(scoring: Scoring) -> ScoringStruct:
 
 def weight_struct(weight: PackedWeight) -> WeightStruct:
     return WeightStruct(
-        *pointers((weight.data, weight.scales, weight.sums, weight.zeros, weight.offsets, weight.bias)),
+        *pointers((weight.data, weight.scales, weight.zeros, weight.offsets, weight.bias)),
         weight.outputs,
         weight.inputs,
         weight.group_inputs,

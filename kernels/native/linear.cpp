@@ -2,7 +2,7 @@
 // that a row's result depends neither on other rows nor on the number of threads.
 //
 // For a single tile of rows, a panel is read and prefetched from beginning to end. Many tiles share a stretch of a
-// panel, which is converted to floats once if it is stored in fewer bits. Meanwhile the next stretch is loaded into the
+// panel, which is unfolded once if it is stored in fewer bits. Meanwhile the next stretch is loaded into the
 // L2 cache, which also has the tiles' inputs and sums (the loops of Goto and van de Geijn, "Anatomy of high-performance
 // matrix multiplication", with the roles of the operands exchanged).
 #include "linear.h"
@@ -28,19 +28,15 @@ constexpr int64_t AHEAD_BYTES = 4096;       // distance of prefetching in bytes
 template <class Format, bool has_scales>
 struct Scaling {
     Floats scale{}, bias{};
-    Ints offset{};
 
     Scaling(const Weight& weight, int64_t output) {
-        if (has_scales) {
-            offset = Int8Weight::INPUT_OFFSET * load_bits(weight.sums + output);
-            scale = load(static_cast<const float*>(weight.scales) + output);
-        }
+        if (has_scales) scale = load(static_cast<const float*>(weight.scales) + output);
         for (int64_t i = 0; weight.bias && i < std::min<int64_t>(LANES, weight.outputs - output); ++i)
             bias[i] = weight.bias[output + i];
     }
     Floats operator()(typename Format::Sum sum, float row_scale) const {
         if constexpr (has_scales) {
-            return __builtin_convertvector(sum - offset, Floats) * scale * row_scale + bias;
+            return __builtin_convertvector(sum, Floats) * scale * row_scale + bias;
         } else {
             return sum + bias;
         }
@@ -88,6 +84,7 @@ class Product {
     static constexpr bool IS_TILED = kind == Words::tiled;
     static constexpr bool PACES = !IS_TILED && !Format::IS_GROUPED;
     static constexpr bool UNFOLDS = Format::PARTS > 1 && kind != Words::groups;
+    using Unfolded = std::conditional_t<kind == Words::integers, Int16Weight, Float32Weight>;
 
     // Multiply a single tile by all strips, several strips together. In grouped formats the strips of only one panel
     // are multiplied together, since scales and zero points are address streams too, and a task takes several panels in
@@ -150,7 +147,7 @@ class Product {
         bool is_gate;
     };
 
-    // Return whether a stretch is converted to floats once for all rows, which pays from three tiles on.
+    // Return whether a stretch is unfolded once for all rows, which pays from three tiles on.
     bool unfolds(int64_t first_tile, int64_t end_tile) const {
         return UNFOLDS && (end_tile - first_tile > 2 || tiles_.rows(first_tile) > Format::MOST_FOLDED_ROWS);
     }
@@ -216,7 +213,7 @@ class Product {
             if constexpr (IS_TILED) {
                 multiply_tiled(x, rows, column, own_steps, sums, is_first, ahead);
             } else if (is_unfolded) {
-                MULTIPLY<Float32Weight, STRIP>[rows - 1](x, room, own_steps, sums, is_first, ahead);
+                MULTIPLY<Unfolded, STRIP>[rows - 1](x, room, own_steps, sums, is_first, ahead);
             } else if constexpr (Format::IS_GROUPED) {
                 const GroupedStrip strip = grouped_strip(part.strip, part.begin);
                 MULTIPLY_GROUPS<Format>[rows - 1](x, groups_of(&strip, part.steps, is_first, ahead), sums);
@@ -228,7 +225,7 @@ class Product {
         }
     }
 
-    // Convert a stretch of a strip to floats, [part.steps * PARTS][STRIP].
+    // Unfold a stretch of a strip to floats or pairs of integers, [part.steps * PARTS][STRIP].
     void unfold(const Part& part, const Number* column, float* to) const {
         if constexpr (UNFOLDS && Format::IS_GROUPED) {
             const GroupedStrip strip = grouped_strip(part.strip, part.begin);
@@ -245,8 +242,8 @@ class Product {
             }
         } else if constexpr (UNFOLDS) {
             const auto unfold_one = [&](const Format& first, const Format& second, auto n) {
-                store(to, first.template part<n.value>());
-                store(to + LANES, second.template part<n.value>());
+                store(to, reinterpret_cast<Floats>(first.template part<n.value>()));
+                store(to + LANES, reinterpret_cast<Floats>(second.template part<n.value>()));
                 to += STRIP;
             };
             for (int64_t step = 0; step < part.steps; ++step, column += PANEL)
@@ -261,7 +258,7 @@ class Product {
             const int64_t output = strip * STRIP + half * LANES, at = is_gated_ ? output - outputs : output;
             const int64_t count = std::min<int64_t>(LANES, outputs - at);
             if (count <= 0) return;
-            const Scaling<Format, kind == Words::bytes> scaling(weight_, output), gate_scaling(weight_, at);
+            const Scaling<Format, kind == Words::integers> scaling(weight_, output), gate_scaling(weight_, at);
             float* to = output_ + row * outputs + at;
             for (int64_t r = 0; r < rows; ++r, to += outputs) {
                 Floats value = scaling(sums[r].halves[half], scale(row + r));
@@ -275,7 +272,7 @@ class Product {
         }
     }
 
-    float scale(int64_t row) const { return kind == Words::bytes ? inputs_.scale(row) : 1; }
+    float scale(int64_t row) const { return kind == Words::integers ? inputs_.scale(row) : 1; }
 
     const int64_t rows_;
     const Weight& weight_;
@@ -309,7 +306,7 @@ void multiply_all(const float* x, int64_t rows, const Weight& weight, float* out
         case Stored::float32: return run(static_cast<Product<Float32Weight, Words::floats>*>(nullptr));
         case Stored::bfloat16: return run(static_cast<Product<Bfloat16Weight, Words::floats>*>(nullptr));
         case Stored::rounding: return run(static_cast<Rounding*>(nullptr));
-        case Stored::int8: return run(static_cast<Product<Int8Weight, Words::bytes>*>(nullptr));
+        case Stored::int8: return run(static_cast<Product<Int8Weight, Words::integers>*>(nullptr));
         case Stored::int4: return run(static_cast<Product<Int4Weight, Words::groups>*>(nullptr));
         case Stored::fp4: return run(static_cast<Product<Fp4Weight, Words::groups>*>(nullptr));
         case Stored::code4: return run(static_cast<Product<Code4Weight, Words::floats>*>(nullptr));

@@ -16,7 +16,6 @@ enum class Stored : int32_t { float32 = 0, bfloat16 = 1, rounding = 2, int8 = 3,
 struct Weight {
     const void* data;
     const void* scales;   // int8: float per output, padded to panels; int4, fp4, code4, code8: float16
-    const int32_t* sums;  // int8: sum of each output's integers, padded to panels
     const uint8_t* zeros;  // int4, fp4: zero points
     const uint16_t* offsets;  // code4, code8: offsets; null: none
     const float* bias;    // [outputs]; null: no bias

@@ -38,7 +38,7 @@ class ScoringStruct(Structure):
 
 class WeightStruct(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("data", "scales", "sums", "zeros", "offsets", "bias")),
+        *((name, c_void_p) for name in ("data", "scales", "zeros", "offsets", "bias")),
         *((name, c_int64) for name in ("outputs", "inputs", "group_inputs")),
         ("stored", c_int32),
     )

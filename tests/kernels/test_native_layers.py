@@ -182,13 +182,31 @@ def test_a_large_input_of_int4_coarsens_its_own_group_alone(native: NativeLibrar
 
 
 def test_sums_of_int8_are_the_same_at_every_level(native: NativeLibrary) -> None:
-    """Inputs that are integers already, of which the largest is 127, so that levels need not round alike."""
+    """Use inputs that are integers already, the largest of which is 32767, so that rounding changes nothing."""
     weight = weight_of(Stored.INT8, 70, 500, bias=False)
-    x = torch.randint(-127, 128, (40, 500)).float()
-    x[:, 3] = 127.0
+    x = torch.randint(-32767, 32768, (40, 500)).float()
+    x[:, 3] = 32767.0
     sums = (x.long() @ unpacked(weight).long().T).float()
     assert weight.scales is not None
     assert torch.equal(native.packed_linear(x, weight), sums * weight.scales[:70])
+
+
+@pytest.mark.parametrize("integer", [-128, 127])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_sums_of_int8_with_many_large_inputs_fit_in_32_bits(native: NativeLibrary, rows: int, integer: int) -> None:
+    weight = pack_int8(torch.full((40, 5000), integer, dtype=torch.int8), torch.ones(40), None)
+    expected = torch.full((rows, 40), 5000.0 * integer)
+    torch.testing.assert_close(native.packed_linear(torch.ones(rows, 5000), weight), expected, rtol=1e-3, atol=0.0)
+
+
+def test_a_large_input_of_int8_leaves_other_inputs_exact_to_a_thousandth(native: NativeLibrary) -> None:
+    weight, x = weight_of(Stored.INT8, 50, 600, bias=False), torch.randn(5, 600)
+    assert weight.scales is not None
+    numbers = unpacked(weight).double() * weight.scales[:50, None]
+    x[:, 0] = 30.0
+    expected = x.double() @ numbers.T
+    rest = expected - 30.0 * numbers[:, 0]
+    assert (native.packed_linear(x, weight) - expected).abs().max() < 1e-3 * rest.abs().max()
 
 
 @pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])

@@ -29,6 +29,7 @@ from baton.engine.config.model_config import (
     QkNorm,
 )
 from baton.engine.kv_cache.groups import LayerPlace, layer_places
+from baton.engine.load_gemma import GemmaParts
 from baton.engine.lora.adapters import WHOLE, AdapterSet, Part
 from baton.engine.models.batch import Model
 from baton.engine.models.decoder import DecoderModel, Layer, with_native_layers
@@ -43,6 +44,7 @@ from baton.engine.models.feed_forward import (
     stacked,
     with_packed,
 )
+from baton.engine.models.gemma import GemmaBody
 from baton.engine.models.latent import Latent
 from baton.engine.models.linear import (
     DenseEmbedding,
@@ -220,7 +222,7 @@ class TokenMixer(NamedTuple):
 GATES = {Activation.SILU: Gate.SILU, Activation.GELU: Gate.GELU, Activation.CLAMPED: Gate.CLAMPED}
 
 
-class DecoderParts:
+class DecoderParts(GemmaParts):
     """Builder of a decoder's parts, tensor by tensor. Every `config` is that of the unsharded model."""
 
     def __init__(
@@ -242,9 +244,8 @@ class DecoderParts:
         """Build one rank's decoder. Embedding and head are built first, while most memory is free to pack them."""
         embedding, head = self._ends(config)
         dtype, device = self._backend.dtype, self._backend.device
-        rope, tables = layer_tables(config.ropes, config.rotary_dim, device)
-        places = layer_places(config)
-        layers = tuple(self._layer(config, index, table, places) for index, table in enumerate(tables))
+        rope, tables = layer_tables(config.ropes, config.rotary_dims, device)
+        layers, gemma = self._layers(config, tables)
         norm = self._norm(config, config.modules.norm, config.hidden_size)
         own = shard_config(config, self._shard.degree)
         # Rounded to the model's dtype, as in training. The residual stream is stored divided by residual_scale.
@@ -252,7 +253,13 @@ class DecoderParts:
         angles = None
         if uses_triton(rope.frequencies):
             angles = rope.rotation(torch.arange(config.max_positions, device=device), dtype)
-        return DecoderModel(own, embedding, layers, norm, head, rope, dtype, scale, angles=angles)
+        return DecoderModel(own, embedding, layers, norm, head, rope, dtype, scale, angles=angles, gemma=gemma)
+
+    def _layers(self, config: DecoderConfig, tables: Sequence[int]) -> tuple[tuple[Layer, ...], GemmaBody | None]:
+        if config.gemma is not None:
+            return (), self._gemma_body(config, config.gemma, tables)
+        places = layer_places(config)
+        return tuple(self._layer(config, index, table, places) for index, table in enumerate(tables)), None
 
     def _tensor(self, name: str, *shape: int) -> torch.Tensor:
         return self._backend.keep(self._source.tensor(name, *shape))
@@ -524,6 +531,9 @@ class DecoderParts:
             PlainWeight(self._source.tensor(f"{prefix}shared_expert_gate.weight", 1, config.hidden_size), None)
         )
         return GatedExpert(self._gated(config, f"{prefix}shared_expert.", experts.shared_size), gate)
+
+    def _dense(self, config: DecoderConfig, prefix: str, inner: int) -> Gated:
+        return self._gated(config, prefix, inner)
 
     def _inner(self, config: DecoderConfig, prefix: str, inner: int, bias: bool = False) -> Gated | Ungated:
         """Build a feed-forward layer, or one expert, of this inner size."""

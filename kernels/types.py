@@ -120,6 +120,14 @@ class KvPages(_KvHeads):
         if self.scales is not None and (self.scales.dtype, self.scales.shape) != (torch.float32, self.data.shape[:-1]):
             raise ValueError(f"scales must be float32 {list(self.data.shape[:-1])}, got {list(self.scales.shape)}")
 
+    def layer_shaped(self, index: int, kv_heads: int, head_dim: int) -> KvLayer:
+        """Return a layer whose keys have another shape, and take the room of one or several layers from `index` on."""
+        if (kv_heads, head_dim) == (self.kv_heads, self.head_dim):
+            return self.layer(index)
+        layers = kv_heads * head_dim // (self.kv_heads * self.head_dim)
+        rows = self.data[:, index : index + layers]
+        return KvLayer(rows.view(self.blocks, self.kinds, kv_heads, self.block_tokens, head_dim))
+
     def layer(self, index: int) -> KvLayer:
         return KvLayer(self.data[:, index], None if self.scales is None else self.scales[:, index], self.value_prefix)
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from baton.engine.config.experts import experts_config
 from baton.engine.config.families import FAMILIES, Bias, Family, Rotating, Windows
+from baton.engine.config.gemma import gemma_config, pool_shape
 from baton.engine.config.latent import latent_config, latent_scale
 from baton.engine.config.limits import check_numbers
 from baton.engine.config.model_config import (
@@ -108,7 +109,7 @@ def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> 
     if name in SPELLINGS:
         fields = {**fields, **SPELLINGS[name](fields)}
     _check(fields, "mlp_bias", supported=(None, False))
-    _check(fields, "use_bidirectional_attention", supported=(None, False))
+    _check(fields, "use_bidirectional_attention", supported=(None, False, "vision"))  # "vision": only of images
     heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
     kv_heads = int(fields.get("num_key_value_heads") or heads)
     latent = latent_config(fields) if family.latent else None
@@ -118,8 +119,11 @@ def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> 
         raise ModelError(f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
     head_dim = int(fields.get("head_dim") or hidden // heads)
     windows = _windows(family, fields)
+    gemma = gemma_config(fields) if family.gemma else None
+    if gemma is not None:
+        kv_heads, head_dim = pool_shape(gemma.shapes)
     ropes, rotary_dim = _ropes(family, fields, windows, head_dim if latent is None else latent.rope_dim)
-    attention_scale = _attention_scale(family, fields, head_dim)
+    attention_scale = 1.0 if family.gemma else _attention_scale(family, fields, head_dim)
     if latent is not None:
         head_dim = latent.rank + latent.rope_dim
         attention_scale = latent_scale(latent, fields["rope_parameters"])
@@ -130,7 +134,7 @@ def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> 
         family=name,
         vocab_size=int(fields["vocab_size"]),
         hidden_size=hidden,
-        intermediate_size=int(fields.get("intermediate_size") or fields["moe_intermediate_size"]),
+        intermediate_size=_inner_size(fields),
         num_layers=int(fields["num_hidden_layers"]),
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -165,6 +169,7 @@ def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> 
         gated_attention=family.gated_attention,
         modules=family.modules,
         feed_forward_layers=_feed_forward_layers(fields),
+        gemma=gemma,
     )
 
 
@@ -173,6 +178,12 @@ def _feed_forward_layers(fields: Mapping[str, Any]) -> frozenset[int] | None:
     if not fields.get("parts_apart"):
         return None
     return frozenset(index for index, kind in enumerate(fields["layer_types"]) if kind == FEED_FORWARD)
+
+
+def _inner_size(fields: Mapping[str, Any]) -> int:
+    """Return the inner size of the feed-forward layers, the largest one if a list has one per layer."""
+    size = fields.get("intermediate_size") or fields["moe_intermediate_size"]
+    return max(map(int, size)) if isinstance(size, list) else int(size)
 
 
 def _labels(fields: Mapping[str, Any]) -> int | None:
@@ -243,7 +254,7 @@ def _ropes(
     of_kinds = {kind: parameters if kind is None else parameters[kind] for kind in dict.fromkeys(kinds)}
     max_positions = int(fields["max_position_embeddings"])
     ropes = {kind: rope_config(each, max_positions) for kind, each in of_kinds.items()}
-    parts = {float(each.get("partial_rotary_factor") or 1.0) for each in of_kinds.values()}
+    parts = {_rotated_part(each) for each in of_kinds.values()}
     rotary_dim = int(head_dim * min(parts))
     if len(parts) > 1 or rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise NotInDecoderError(
@@ -257,6 +268,13 @@ def _ropes(
     rotates = _rotates(family, fields, windows)
     none = RopeConfig(RopeKind.NONE)
     return tuple(ropes[kind] if turns else none for kind, turns in zip(kinds, rotates, strict=True)), rotary_dim
+
+
+def _rotated_part(parameters: Mapping[str, Any]) -> float:
+    """Return the share of a head's numbers that a table of angles covers."""
+    if parameters.get("rope_type") == RopeKind.PROPORTIONAL.value:
+        return 1.0  # the table has zeros for pairs that do not rotate
+    return float(parameters.get("partial_rotary_factor") or 1.0)
 
 
 def _rotates(family: Family, fields: Mapping[str, Any], windows: Sequence[int | None]) -> list[bool]:

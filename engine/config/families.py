@@ -95,6 +95,7 @@ class Family:
     recurrence: Recurrence | None = None
     modules: ModuleNames = LLAMA_NAMES
     gated_attention: bool = False
+    gemma: bool = False  # structure of Gemma 3n and Gemma 4, see GemmaConfig
     activation: str = "hidden_act"
     scales_embedding_by_root: bool = False  # the factor is the square root of hidden_size
     embedding_scale: str | None = None
@@ -140,6 +141,15 @@ GRANITE = Family(
     attention_scale="attention_multiplier",
     logits_divisor="logits_scaling",
 )
+GEMMA = Family(
+    norms=AROUND,
+    wide_norms=True,
+    qk_norm=QkNorm.HEADS,
+    gemma=True,
+    activation="hidden_activation",
+    scales_embedding_by_root=True,
+    logits_softcap="final_logit_softcapping",
+)
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(windows=Windows.NONE),
     "mistral": Family(windows=Windows.ALL),
@@ -173,6 +183,8 @@ FAMILIES: Mapping[str, Family] = {
         attention_scale_of="query_pre_attn_scalar",
         logits_softcap="final_logit_softcapping",
     ),
+    "gemma3n_text": GEMMA,
+    "gemma4_text": GEMMA,
     "phi3": Family(fused=True, windows=Windows.ALL, modules=ModuleNames(gate_up=("gate_up_proj",))),
     "olmo2": Family(norms=AFTER, wide_norms=True, qk_norm=QkNorm.WHOLE, windows=Windows.NONE),
     "olmo3": Family(norms=AFTER, wide_norms=True, qk_norm=QkNorm.WHOLE),

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from baton.kernels.types import Routing
 from baton.text.host import files
@@ -50,6 +50,16 @@ class ModelConfig:
         return self.num_layers
 
     @property
+    def kv_units(self) -> tuple[int, ...]:
+        """Size of each layer's keys and values, one entry per layer with KV, in keys and values of the pool's shape."""
+        return (1,) * self.kv_layers
+
+    @property
+    def kv_windows(self) -> tuple[int | None, ...]:
+        """Window of each layer with KV, None without a window; empty if windows do not release blocks."""
+        return ()
+
+    @property
     def state_numbers(self) -> int:
         """Number of float32 numbers in a block's recurrent state; 0 without one."""
         return 0
@@ -79,6 +89,7 @@ class EncoderConfig(ModelConfig):
 class RopeKind(Enum):
     NONE = "none"  # layer without rotation
     DEFAULT = "default"
+    PROPORTIONAL = "proportional"  # only the first `part` of all pairs rotate, at the frequencies of all pairs
     LINEAR = "linear"
     LLAMA3 = "llama3"
     YARN = "yarn"
@@ -100,6 +111,7 @@ class RopeConfig:
     truncates: bool = True
     divisors: tuple[float, ...] = ()
     magnitude: float = 1.0  # factor of cosines and sines
+    part: float = 1.0
 
 
 class Activation(Enum):
@@ -279,6 +291,45 @@ class MambaConfig:
 RecurrentConfig = DeltaConfig | ConvolutionConfig | MambaConfig
 
 
+class HeadShape(NamedTuple):
+    """Shape of a token's keys, and of its values, in one layer."""
+
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def numbers(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class AltUpConfig:
+    """Alternating updates (arXiv:2301.13310): several residual streams, of which each layer computes one."""
+
+    streams: int
+    active: int  # index of the stream that layers compute
+    scales_output: bool  # whether the corrected stream is scaled before it reads the layer's token embedding
+    laurel_rank: int  # rank of the learned residual connection around attention (arXiv:2411.07501)
+
+
+@dataclass(frozen=True, slots=True)
+class GemmaConfig:
+    """Structure of Gemma 3n and Gemma 4. Tuples have one entry per layer.
+
+    The last layers read the keys and values that an earlier layer of their kind has stored.
+    """
+
+    shapes: tuple[HeadShape, ...]
+    sources: tuple[int, ...]  # index of the layer whose keys and values a layer reads, often its own
+    keys_as_values: tuple[bool, ...]  # whether values are projected by `k_proj`
+    inner_sizes: tuple[int, ...]  # inner sizes of the feed-forward layers
+    sparsity: tuple[float, ...]  # share of gates that a feed-forward layer sets to zero
+    embedding_size: int  # numbers of each layer's own token embedding; 0 without one
+    embedding_vocab: int  # tokens with such an embedding; further tokens use that of token 0
+    scales_layers: bool  # whether each layer's output has a learned factor
+    altup: AltUpConfig | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderConfig(ModelConfig):
     """Configuration of the families that engine/models/decoder.py computes."""
@@ -312,6 +363,14 @@ class DecoderConfig(ModelConfig):
     modules: ModuleNames = LLAMA_NAMES
     feed_forward_layers: frozenset[int] | None = None
     """Layers that only feed forward, while all others only mix tokens (Nemotron-H); None: each layer does both."""
+    gemma: GemmaConfig | None = None
+
+    @property
+    def rotary_dims(self) -> tuple[int, ...]:
+        """Rotated numbers of a head, per layer."""
+        if self.gemma is None:
+            return (self.rotary_dim,) * self.num_layers
+        return tuple(shape.head_dim for shape in self.gemma.shapes)
 
     @property
     def makes_answers(self) -> bool:
@@ -326,7 +385,15 @@ class DecoderConfig(ModelConfig):
         """Name prefixes of tensors that a checkpoint may have and that are not read."""
         beyond = range(self.num_layers, self.num_layers + self.unused_layers)
         drafting = ("mtp.",) if self.recurrent is not None else ()
-        return (*(f"model.layers.{index}." for index in beyond), *drafting)
+        return (*(f"model.layers.{index}." for index in beyond), *drafting, *self.unused_projections)
+
+    @property
+    def unused_projections(self) -> tuple[str, ...]:
+        """Name prefixes of the projections of layers that read the keys and values of another layer."""
+        sources = () if self.gemma is None else self.gemma.sources
+        readers = [index for index, source in enumerate(sources) if source != index]
+        parts = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+        return tuple(f"model.layers.{index}.self_attn.{part}" for index in readers for part in parts)
 
     @property
     def attended_size(self) -> int:
@@ -335,6 +402,8 @@ class DecoderConfig(ModelConfig):
 
     @property
     def kv_layers(self) -> int:
+        if self.gemma is not None:
+            return len(set(self.gemma.sources))
         return len(self.attending_layers)
 
     @property
@@ -343,6 +412,18 @@ class DecoderConfig(ModelConfig):
         others = frozenset() if self.recurrent is None else self.recurrent.layers
         others |= self.feed_forward_layers or frozenset()
         return tuple(index for index in range(self.num_layers) if index not in others)
+
+    @property
+    def kv_units(self) -> tuple[int, ...]:
+        if self.gemma is None:
+            return (1,) * self.kv_layers
+        return tuple(
+            shape.numbers // (self.num_kv_heads * self.head_dim) for shape in self.gemma.shapes[: self.kv_layers]
+        )
+
+    @property
+    def kv_windows(self) -> tuple[int | None, ...]:
+        return self.sliding_window[: self.kv_layers] if self.recurrent is None else ()
 
     @property
     def state_numbers(self) -> int:

@@ -30,6 +30,9 @@ def rope_config(parameters: Mapping[str, Any], max_positions: int) -> RopeConfig
         match kind:
             case RopeKind.LINEAR:
                 return RopeConfig(kind, theta, float(parameters["factor"]))
+            case RopeKind.PROPORTIONAL:
+                part = float(parameters.get("partial_rotary_factor", 1.0))
+                return RopeConfig(kind, theta, float(parameters.get("factor", 1.0)), part=part)
             case RopeKind.LLAMA3:
                 factor = float(parameters["factor"])
                 low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])

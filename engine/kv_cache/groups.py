@@ -1,9 +1,11 @@
 """Division of a model's layers into groups of equal size, whose KV shares blocks: see text/block_groups.py. Pure."""
 
+import itertools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from baton.engine.config.model_config import DecoderConfig, ModelConfig
+from baton.engine.config.model_config import ModelConfig
 from baton.text.block_groups import BlockGroups
 
 MAX_PADDING_SHARE = 0.08  # maximum unused share of a column
@@ -15,7 +17,7 @@ class LayerPlace(NamedTuple):
     """Index of a layer's KV in a column."""
 
     group: int
-    place: int  # index in the group's block
+    place: int  # index in the group's block, in units: keys and values of the pool's shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,29 +25,32 @@ class LayerGroups:
     """Assignment of a model's layers to groups."""
 
     groups: BlockGroups
-    layers: int  # layers per group
+    layers: int  # units per group
     places: tuple[LayerPlace, ...]  # one per layer with KV, in order
 
 
 def layer_groups(config: ModelConfig, block_tokens: int) -> LayerGroups:
     """Return one group, or the fewest groups with little padding if layers with and without a window are mixed."""
-    windows = config.sliding_window if isinstance(config, DecoderConfig) else ()
-    one = LayerGroups(BlockGroups(), config.kv_layers, tuple(LayerPlace(0, at) for at in range(config.kv_layers)))
+    windows, units = config.kv_windows, config.kv_units
+    firsts = itertools.accumulate(units[:-1], initial=0)
+    one = LayerGroups(BlockGroups(), sum(units), tuple(LayerPlace(0, first) for first in firsts))
     sizes = {window for window in windows if window is not None}
-    whole_layers = windows.count(None)
-    windowed_layers = len(windows) - whole_layers
-    if len(sizes) != 1 or not whole_layers or len(windows) != config.kv_layers:
+    is_whole = [window is None for window in windows]
+    if len(sizes) != 1 or not any(is_whole) or len(set(zip(is_whole, units, strict=True))) > 2:
         return one
     [window] = sizes
-    layers = _layers_of_a_group(whole_layers, windowed_layers)
+    of_kind = {
+        kind: sum(size for each, size in zip(is_whole, units, strict=True) if each is kind) for kind in (True, False)
+    }
+    layers = _layers_of_a_group(of_kind[True], of_kind[False], math.lcm(*units))
     if layers is None or config.max_positions < MIN_POSITIONS_RATIO * window:
         return one
-    groups = BlockGroups(-(-whole_layers // layers), -(-windowed_layers // layers), window, block_tokens)
+    groups = BlockGroups(-(-of_kind[True] // layers), -(-of_kind[False] // layers), window, block_tokens)
     seen = {True: 0, False: groups.whole * layers}  # next index: True: without window, False: with one
     places = []
-    for each in windows:
-        places.append(LayerPlace(*divmod(seen[each is None], layers)))
-        seen[each is None] += 1
+    for each, size in zip(is_whole, units, strict=True):
+        places.append(LayerPlace(*divmod(seen[each], layers)))
+        seen[each] += size
     return LayerGroups(groups, layers, tuple(places))
 
 
@@ -54,10 +59,13 @@ def layer_places(config: ModelConfig) -> tuple[LayerPlace, ...]:
     return layer_groups(config, block_tokens=1).places
 
 
-def _layers_of_a_group(whole: int, windowed: int) -> int | None:
-    """Return the layers per group that give the fewest groups with little padding; None if that is too many groups."""
-    best: tuple[int, int] | None = None  # number of groups, layers per group
-    for layers in range(1, max(whole, windowed) + 1):
+def _layers_of_a_group(whole: int, windowed: int, step: int) -> int | None:
+    """Return the units per group that give the fewest groups with little padding; None if that is too many groups.
+
+    The result is a multiple of `step`, so that a layer of several units is in one group.
+    """
+    best: tuple[int, int] | None = None  # number of groups, units per group
+    for layers in range(step, max(whole, windowed) + step, step):
         groups = -(-whole // layers) + -(-windowed // layers)
         if groups * layers <= (1 + MAX_PADDING_SHARE) * (whole + windowed) and (best is None or groups < best[0]):
             best = groups, layers

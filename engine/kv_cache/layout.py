@@ -41,7 +41,7 @@ class KvLayout:
     per group.
     """
 
-    num_layers: int  # layers per block
+    num_layers: int  # layers per block; a layer with larger keys than the others counts as several
     num_kv_heads: int
     block_tokens: int
     head_dim: int
@@ -139,6 +139,11 @@ def kv_layout(config: ModelConfig, dtype: torch.dtype, block_tokens: int | None)
         block_tokens = max(1, blocks) * BLOCK_TOKENS
         layout = replace(layout, block_tokens=block_tokens)
     block_tokens = layout.block_tokens
+    if layout.is_quantised and len(set(config.kv_units)) > 1:
+        raise ModelError(
+            f"kv-cache-dtype {layout.dtype_name}: layers of {config.family} differ in the size of their keys, which "
+            "is supported in float32 and bfloat16 only; use auto"
+        )
     if layout.is_quantised and block_tokens * config.head_dim % SCALE.itemsize:
         raise ModelError(
             f"scales of quantised KV need block-size x head_dim to be a multiple of {SCALE.itemsize}; "

@@ -11,13 +11,15 @@ import torch
 from baton.engine.config.model_config import DecoderConfig
 from baton.engine.kv_cache.groups import LayerPlace
 from baton.engine.lora.adapters import without_adapters
+from baton.engine.models.attend import attend
 from baton.engine.models.batch import Batch, Rope, Rotation
 from baton.engine.models.feed_forward import Experts, FeedForward, Gated, Ungated, packed_gated
+from baton.engine.models.gemma import GemmaBody
 from baton.engine.models.latent import Latent, groups_of
 from baton.engine.models.linear import Embedding, Linear, packed_weight
 from baton.engine.models.residual import Norm, Stream, WholeNorms
 from baton.engine.models.states import Recurrent, begin_runs
-from baton.kernels.attention import paged_decode, paged_prefills, rotated_decode
+from baton.kernels.attention import rotated_decode
 from baton.kernels.native.decoder import Embedded, NativeDecoder
 from baton.kernels.native.layers import (
     LayerNorms,
@@ -30,32 +32,7 @@ from baton.kernels.native.layers import (
 from baton.kernels.norms import gate_mul
 from baton.kernels.packed_weight import PackedExperts, PackedGated
 from baton.kernels.pages import rotate_and_store, store_kv
-from baton.kernels.types import Gate, GroupRows, HeadNorms, KvLayer, KvPages, Scoring, StateRuns
-
-
-def store_and_attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: GroupRows, kv: KvLayer, scoring: Scoring
-) -> torch.Tensor:
-    """Write the keys and values of a step's tokens, then compute attention; return a new tensor shaped like `query`.
-
-    query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim]`, rotated if the model rotates.
-    """
-    store_kv(kv, key, value, rows.slots)
-    return attend(query, rows, kv, scoring)
-
-
-def attend(query: torch.Tensor, rows: GroupRows, kv: KvLayer, scoring: Scoring) -> torch.Tensor:
-    """Compute attention of tokens whose KV is already in `kv`; return `[tokens, heads, value_dim]`."""
-    if (decode := rows.decode) and not rows.prefills:
-        return paged_decode(query, kv, decode, scoring)
-    query = query.contiguous()
-    attended, alone = query.new_empty(*query.shape[:2], kv.value_dim), 0
-    if decode:
-        alone = len(decode.context_tokens)
-        paged_decode(query[:alone], kv, decode, scoring, attended[:alone])
-    if rows.prefills is not None:
-        paged_prefills(query[alone:], kv, rows.prefills, scoring, attended[alone:])
-    return attended
+from baton.kernels.types import Gate, HeadNorms, KvLayer, KvPages, Scoring, StateRuns
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +65,7 @@ class DecoderModel:
     embedding_scale: float = 1.0
     native: NativeDecoder | None = None  # computes all layers in one call, for steps without adapters
     angles: Rotation | None = None  # rotation at every position, which kernels on a GPU look up
+    gemma: GemmaBody | None = None  # layers of Gemma 3n and Gemma 4, instead of `layers`
 
     @property
     def device(self) -> torch.device:
@@ -101,12 +79,15 @@ class DecoderModel:
         if self.native is not None and batch.adapters is None and self.native.takes(kv):
             cos, sin, _ = self.rope.rotation(batch.positions, torch.float32)
             return self.native.hidden(batch, cos, sin, self._runs(batch, kv), batch.meanwhile)
-        stream = Stream(self.embedded(batch.token_ids).to(self.dtype))
+        embedded = self.embedded(batch.token_ids).to(self.dtype)
         if self.angles is None:
             angles = self.rope.rotation(batch.positions, self.dtype)
         else:
             angles = self.angles._replace(rows=batch.positions)
         batch.meanwhile()
+        if self.gemma is not None:
+            return self.gemma.hidden(embedded, angles, batch, kv)
+        stream = Stream(embedded)
         runs = self._runs(batch, kv)
         for layer in self.layers:
             if layer.qkv is not None and layer.output is not None:
@@ -186,6 +167,8 @@ class DecoderModel:
 
 def with_native_layers(model: DecoderModel) -> DecoderModel:
     """Return the model, with one native call for all its layers if each of them is packed."""
+    if model.gemma is not None:
+        return model
     layers = [_packed_layer(layer) for layer in model.layers]
     whole = tuple(layer for layer in layers if layer is not None)
     # The native call supports only one eps for all norms.

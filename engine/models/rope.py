@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from baton.engine.config.model_config import RopeConfig, RopeKind
 from baton.engine.models.batch import Rope
@@ -15,13 +16,19 @@ class LayerTables(NamedTuple):
     of_layers: tuple[int, ...]  # index of each layer's table in `rope`
 
 
-def layer_tables(ropes: Sequence[RopeConfig], rotary_dim: int, device: torch.device) -> LayerTables:
-    ways = list(dict.fromkeys(ropes))
-    frequencies = torch.stack([inverse_frequencies(rope, rotary_dim) for rope in ways])
+def layer_tables(ropes: Sequence[RopeConfig], rotary_dims: Sequence[int], device: torch.device) -> LayerTables:
+    """Return the tables of all layers. `rotary_dims`: rotated numbers of a head in each layer.
+
+    All tables have the width of the widest one; pairs beyond a layer's rotated numbers have frequency 0.
+    """
+    of_layers = list(zip(ropes, rotary_dims, strict=True))
+    ways, widest = list(dict.fromkeys(of_layers)), max(rotary_dims) // 2
+    own = [inverse_frequencies(*way) for way in ways]
+    frequencies = torch.stack([F.pad(each, (0, widest - len(each))) for each in own])
     magnitudes = None
-    if any(rope.magnitude != 1.0 for rope in ways):
-        magnitudes = torch.tensor([rope.magnitude for rope in ways], device=device)[:, None, None]
-    return LayerTables(Rope(frequencies.to(device), magnitudes), tuple(map(ways.index, ropes)))
+    if any(rope.magnitude != 1.0 for rope, _ in ways):
+        magnitudes = torch.tensor([rope.magnitude for rope, _ in ways], device=device)[:, None, None]
+    return LayerTables(Rope(frequencies.to(device), magnitudes), tuple(map(ways.index, of_layers)))
 
 
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
@@ -34,6 +41,9 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
             return torch.zeros_like(frequencies)  # frequency 0: no rotation
         case RopeKind.DEFAULT:
             return frequencies
+        case RopeKind.PROPORTIONAL:
+            rotating = int(rope.part * rotary_dim // 2)
+            return torch.where(torch.arange(len(frequencies)) < rotating, frequencies, 0.0) / rope.factor
         case RopeKind.LINEAR:
             return frequencies / rope.factor
         case RopeKind.LLAMA3:

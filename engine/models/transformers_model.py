@@ -17,8 +17,8 @@ from transformers.pytorch_utils import Conv1D
 
 from baton.engine.config.model_config import ModelConfig
 from baton.engine.lora.adapters import StackedFactors
+from baton.engine.models.attend import store_and_attend
 from baton.engine.models.batch import AdapterRows, Batch
-from baton.engine.models.decoder import store_and_attend
 from baton.kernels.types import KvPages, Scoring
 
 NAME = "baton"

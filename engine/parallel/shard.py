@@ -50,6 +50,8 @@ def shard_config(config: ModelConfig, degree: int) -> DecoderConfig:
         raise ModelError(
             f"tensor-parallel is {degree}, but {config.family} runs in transformers' code on one rank only"
         )
+    if config.gemma is not None and degree > 1:
+        raise ModelError(f"tensor-parallel is {degree}, but {config.family} runs on one rank only")
 
     def part(name: str, size: int) -> int:
         return _part(degree, name, size)

@@ -306,6 +306,8 @@ def why_not_recorded(model: Model) -> str | None:
         model = model.part
     if not isinstance(model, DecoderModel):
         return f"{model.config.family} runs in transformers' own code"
+    if model.gemma is not None:
+        return f"steps of {model.config.family} have not been recorded on a GPU yet"
     if model.config.recurrent is not None:
         return "the locations of its states are computed on the host"
     if not all(_is_recordable(layer.feed_forward) for layer in model.layers):

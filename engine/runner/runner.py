@@ -381,7 +381,8 @@ class Runner:
             self.run(plan)
         if is_cuda and self._host is not None:
             self._host.reserve()
-        if is_cuda and self.other_ranks is None and self._groups == 1:
+        has_one_shape = len(set(self._model.config.kv_units)) == 1
+        if is_cuda and self.other_ranks is None and self._groups == 1 and has_one_shape:
             with self._on_device(), torch.inference_mode():
                 self._prefill = choose(self._prefill_attention, self._model.config, self._kv)
         if self._graphs is None or not is_cuda:

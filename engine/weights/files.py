@@ -23,7 +23,7 @@ from baton.engine.weights.formats import (
 from baton.engine.weights.gguf_file import CODED, PLAIN_DTYPES
 from baton.engine.weights.weight import GROUP_INPUTS, is_quantisable
 from baton.text.gguf.header import SUFFIX as GGUF_SUFFIX
-from baton.text.gguf.header import GgufTensor, read_header, read_model_header
+from baton.text.gguf.header import GgufTensor, TensorType, read_header, read_model_header
 from baton.text.host.files import reading, reads
 
 SAMPLE_BYTES = 64 * 1024
@@ -99,8 +99,14 @@ def _header_bytes(path: Path) -> int:
 
 CHANNEL_SCALE_BYTES = 4
 GROUP_BYTES = 3  # bytes of a group's scale and zero point
-NOT_PROJECTIONS = ("embed_tokens", "embeddings", "conv1d", "conv.conv", "wte", "wpe", "embed_positions", "_proj_bias")
-EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "token_embd.weight")
+NOT_PROJECTIONS = (
+    *("embed_tokens", "embed_tokens_per_layer", "embeddings", "wte", "wpe", "embed_positions"),
+    *("conv1d", "conv.conv", "_proj_bias"),
+)
+EMBEDDINGS = (
+    *("embed_tokens.weight", "embeddings.weight", "token_embd.weight"),
+    *("embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
+)
 HEADS = ("lm_head.weight", "output.weight")
 WORD_BYTES = 4
 
@@ -251,6 +257,8 @@ def _gguf_bytes(tensor: GgufTensor, number_bytes: int, packed: bool) -> int:
     numbers, coded = math.prod(tensor.shape), CODED.get(tensor.type)
     if len(tensor.shape) == 1 or tensor.type in PLAIN_DTYPES:
         return numbers * number_bytes
+    if tensor.type is TensorType.MXFP4:
+        return numbers // 2 + numbers // GROUP_INPUTS * GROUP_BYTES
     if packed:
         return numbers * number_bytes if coded is None else coded.packed_bytes(numbers)
     return numbers * number_bytes if tensor.name.endswith(EMBEDDINGS) else tensor.stored_bytes

@@ -17,7 +17,14 @@ from baton.text.gguf.header import BLOCKS, TensorType
 
 SUB_BLOCKS = 8  # sub-blocks of 32 numbers in a block of Q4_K or Q5_K
 
-TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+TOP = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+}
 PARTS = {
     "input_layernorm": ("attn_norm",),
     "pre_feedforward_layernorm": ("ffn_norm",),
@@ -34,7 +41,26 @@ PARTS = {
     "mlp.up_proj": ("ffn_up",),
     "mlp.gate_up_proj": ("ffn_up",),
     "mlp.down_proj": ("ffn_down",),
+    "self_attn.q_a_proj": ("attn_q_a",),
+    "self_attn.q_b_proj": ("attn_q_b",),
+    "self_attn.q_a_layernorm": ("attn_q_a_norm",),
+    "self_attn.kv_a_proj_with_mqa": ("attn_kv_a_mqa",),
+    "self_attn.kv_a_layernorm": ("attn_kv_a_norm",),
+    "self_attn.kv_b_proj": ("attn_kv_b",),
+    "self_attn.k_b_proj": ("attn_k_b",),
+    "self_attn.v_b_proj": ("attn_v_b",),
+    "per_layer_input_gate": ("inp_gate",),
+    "per_layer_projection": ("proj",),
+    "post_per_layer_input_norm": ("post_norm",),
+    "laurel.linear_left": ("laurel_l",),
+    "laurel.linear_right": ("laurel_r",),
+    "laurel.post_laurel_norm": ("laurel_post_norm",),
+    "altup.modality_router": ("altup_router",),
+    "altup.router_norm": ("altup_router_norm",),
+    "altup.prediction_coefs": ("altup_predict_coef",),
+    "altup.correction_coefs": ("altup_correct_coef",),
     "mlp.gate": ("ffn_gate_inp",),
+    "mlp.router": ("ffn_gate_inp",),
     "block_sparse_moe.gate": ("ffn_gate_inp",),
     "mlp.shared_experts.gate_proj": ("ffn_gate_shexp",),
     "mlp.shared_experts.up_proj": ("ffn_up_shexp",),
@@ -47,7 +73,16 @@ PARTS = {
     "experts.w2": ("ffn_down_exps",),
 }
 """Names of a layer's modules in GGUF files; the first one that the file has is used."""
-CORRECTION, CORRECTION_TENSOR = "e_score_correction_bias", "exp_probs_b.bias"
+NUMBERS = {
+    "e_score_correction_bias": "exp_probs_b.bias",
+    "sinks": "attn_sinks.weight",
+    "layer_scalar": "layer_output_scale.weight",
+    "correct_output_scale": "altup_correct_scale.weight",
+}
+"""Names in GGUF files of a layer's tensors that are no module's weight or bias."""
+STACKED = {"altup_projections": "altup_proj", "altup_unembed_projections": "altup_unembd_proj"}
+"""Modules that a GGUF file stacks in one tensor, and its name."""
+STACKED_MODULE = re.compile(r"model\.(altup_projections|altup_unembed_projections)\.(\d+)\.weight")
 EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(.+)")
 UNUSED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 """Tensors that are not read as weights, since config.json has the same numbers."""
@@ -58,18 +93,22 @@ INTERLEAVED_MODULES = ("self_attn.q_proj", "self_attn.k_proj")
 def gguf_names(name: str) -> tuple[str, ...]:
     """Return the possible GGUF names of a tensor: `blk.3.ffn_up.weight` for `model.layers.3.mlp.up_proj.weight`."""
     module, _, kind = name.rpartition(".")
+    if (stacked := STACKED_MODULE.fullmatch(name)) is not None:
+        return (f"{STACKED[stacked[1]]}.{kind}",)
     if module in TOP:
         return (f"{TOP[module]}.{kind}",)
     _, _, rest = module.partition("model.layers.")
     layer, _, part = rest.partition(".")
-    if kind == CORRECTION:
-        return (f"blk.{layer}.{CORRECTION_TENSOR}",)
+    if kind in NUMBERS:
+        return (f"blk.{layer}.{NUMBERS[kind]}",)
     expert = EXPERT.fullmatch(part)
     return tuple(f"blk.{layer}.{each}.{kind}" for each in PARTS.get(f"experts.{expert[2]}" if expert else part, ()))
 
 
 def expert_of(name: str) -> int | None:
-    """Return the index of the expert that a tensor belongs to, if any."""
+    """Return the index of a tensor in the GGUF tensor that stacks those of all experts, or of all streams, if any."""
+    if (found := STACKED_MODULE.fullmatch(name)) is not None:
+        return int(found[2])
     found = EXPERT.search(name)
     return None if found is None else int(found[1])
 
@@ -136,7 +175,7 @@ def dequantise(stored: torch.Tensor, kind: TensorType) -> torch.Tensor:
     if kind in CODED:
         return codes_of(stored, kind).numbers.reshape(len(stored), -1)
     if kind is TensorType.MXFP4:
-        return _mxfp4(_blocks(stored, kind)).reshape(len(stored), -1)
+        return _mxfp4(stored).reshape(len(stored), -1)
     from transformers.integrations.gguf.dequant import dequantize  # it has the tables of the rare types
 
     numbers: torch.Tensor = dequantize(stored, int(kind))
@@ -231,10 +270,17 @@ def _q6_k(blocks: torch.Tensor) -> Codes:
     return Codes(codes, (_half(blocks, 208) * blocks[..., 192:208].view(torch.int8))[..., None])
 
 
-def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:
-    """Dequantise MXFP4: an exponent biased by 127, and codes of E2M1. The smallest exponents make denormal scales."""
-    values = torch.tensor(E2M1, device=blocks.device)[_nibbles(blocks[..., 1:], 16).int()]
-    return torch.ldexp(values, blocks[..., :1].int() - 127)
+def mxfp4_codes(stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Split rows of MXFP4 bytes into E2M1 codes, `[rows, numbers]`, and exponents biased by 127, `[rows, blocks]`."""
+    blocks = _blocks(stored, TensorType.MXFP4)
+    return _nibbles(blocks[..., 1:], 16).flatten(1), blocks[..., 0]
+
+
+def _mxfp4(stored: torch.Tensor) -> torch.Tensor:
+    """Dequantise rows of MXFP4 bytes. The smallest exponents make denormal scales."""
+    codes, exponents = mxfp4_codes(stored)
+    values = torch.tensor(E2M1, device=stored.device)[codes.int()].unflatten(1, (exponents.shape[1], -1))
+    return torch.ldexp(values, exponents[..., None].int() - 127)
 
 
 PLAIN_DTYPES = {TensorType.F32: torch.float32, TensorType.F16: torch.float16, TensorType.BF16: torch.bfloat16}

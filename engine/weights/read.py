@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from baton.engine.config.model_config import DecoderConfig, ModelError, read_json
+from baton.engine.config.model_config import DecoderConfig, LatentConfig, ModelError, read_json
 from baton.engine.parallel.shard import Shard
 from baton.engine.weights.compressed import UNUSED_ENDS, is_quantised_here, read_quantised
 from baton.engine.weights.experts import ExpertsApart, StoredTensors
@@ -34,6 +34,7 @@ from baton.engine.weights.gguf_file import (
     halves_again,
     is_interleaved,
     map_file,
+    mxfp4_codes,
 )
 from baton.engine.weights.weight import (
     GROUP_INPUTS,
@@ -51,7 +52,7 @@ from baton.engine.weights.weight import (
     with_bias,
 )
 from baton.text.gguf.config import ARCHITECTURES
-from baton.text.gguf.header import GgufTensor, read_model_header
+from baton.text.gguf.header import GgufTensor, TensorType, read_model_header
 
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BODY = "model."
@@ -405,8 +406,10 @@ class GgufWeights:
 
     @property
     def left(self) -> set[str]:
-        beyond = tuple(f"blk.{self._config.num_layers + index}." for index in range(self._config.unused_layers))
-        return {name for name in self._left if name not in UNUSED and not name.startswith(beyond)}
+        beyond = range(self._config.num_layers, self._config.num_layers + self._config.unused_layers)
+        unread = [f"{each}weight" for each in self._config.unused_projections]
+        unused = (*(f"blk.{index}." for index in beyond), *itertools.chain.from_iterable(map(gguf_names, unread)))
+        return {name for name in self._left if name not in UNUSED and not name.startswith(unused)}
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         tensor = self._find(name, shape)
@@ -425,14 +428,22 @@ class GgufWeights:
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
         """Return projections of the same input: one weight if all have the same GGUF type, else a StackedWeight."""
         parts = []
+        latent = self._config.latent
+        if latent is not None and names[0].endswith("kv_b_proj") and not self._has(f"{names[0]}.weight"):
+            return self._expanded_latent(names[0], latent)
         for name, size in zip(names, map(sum, parts_of(names, sizes)), strict=True):
             tensor = self._find(f"{name}.weight", (size, inputs))
             own_bias = self.tensor(f"{name}.bias", size) if bias else None
             parts.append(GgufWeight(self._stored(tensor, f"{name}.weight"), tensor.type, own_bias))
         if len({part.type for part in parts}) > 1:
             return StackedWeight(tuple(parts))
-        rows = torch.cat([part.rows for part in parts])
-        return GgufWeight(rows, parts[0].type, stacked([part.bias for part in parts]))
+        rows, own_bias = torch.cat([part.rows for part in parts]), stacked([part.bias for part in parts])
+        if parts[0].type is TensorType.MXFP4:
+            return Fp4Weight(*mxfp4_codes(rows), own_bias)
+        return GgufWeight(rows, parts[0].type, own_bias)
+
+    def _has(self, name: str) -> bool:
+        return any(each in self._left for each in gguf_names(name))
 
     def _find(self, name: str, shape: tuple[int, ...]) -> GgufTensor:
         """Return the description of a tensor, or of all experts' tensors of which it is one."""
@@ -441,8 +452,7 @@ class GgufWeights:
         if found is None:
             raise ModelError(f"the GGUF file has no tensor {' or '.join(known) or name}")
         tensor, expert = self._tensors[found], expert_of(name)
-        experts = self._config.experts
-        stacked_shape = shape if expert is None or experts is None else (experts.count, *shape)
+        stacked_shape = shape if expert is None else (self._stacked(found), *shape)
         if tensor.shape != stacked_shape:
             raise ModelError(f"tensor {found} is {list(tensor.shape)}, config.json implies {list(stacked_shape)}")
         left = self._experts_left.get(found, 1 if expert is None else tensor.shape[0]) - 1
@@ -450,6 +460,20 @@ class GgufWeights:
         if not left:
             del self._left[found]
         return tensor
+
+    def _stacked(self, found: str) -> int:
+        """Return the number of tensors that the GGUF tensor `found` stacks."""
+        experts, gemma = self._config.experts, self._config.gemma
+        if gemma is not None and gemma.altup is not None and found.startswith("altup_"):
+            return gemma.altup.streams - 1
+        return 1 if experts is None else experts.count
+
+    def _expanded_latent(self, name: str, latent: LatentConfig) -> PlainWeight:
+        """Read `kv_b_proj`, which newer files store as keys `[heads, rank, nope]` and values `[heads, value, rank]`."""
+        heads, module = self._config.num_heads, name.removesuffix("kv_b_proj")
+        keys = self.tensor(f"{module}k_b_proj.weight", heads, latent.rank, latent.nope_dim)
+        values = self.tensor(f"{module}v_b_proj.weight", heads, latent.value_dim, latent.rank)
+        return PlainWeight(torch.cat((keys.transpose(1, 2), values), dim=1).flatten(0, 1).contiguous())
 
     def _stored(self, tensor: GgufTensor, name: str) -> torch.Tensor:
         """Copy a tensor's rows, uint8 [rows, bytes of a row], into the row order of Hugging Face's checkpoints."""

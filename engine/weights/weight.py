@@ -17,7 +17,10 @@ INT8_LARGEST = 127
 LARGEST_CODE = 15
 GROUP_INPUTS = 32
 # Ends of the names of modules that are never quantised; kv_b_proj is part of attention.
-KEPT_MODULES = ("lm_head", ".gate", ".router", ".router.layer", ".kv_b_proj")
+KEPT_MODULES = (
+    *("lm_head", ".gate", ".router", ".router.layer", ".kv_b_proj"),
+    *(".modality_router", ".prediction_coefs", ".correction_coefs"),
+)
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 

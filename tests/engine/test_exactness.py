@@ -49,6 +49,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2_without_bias": ("lfm2", {"conv_bias": False, "block_auto_adjust_ff_dim": False}),
     "lfm2_moe_dense": ("lfm2_moe", {"num_dense_layers": 4}),
     "nemotron_h_with_biases": ("nemotron_h", {"use_bias": True, "use_conv_bias": False, "time_step_min": 0.5}),
+    "gemma4_values": (  # keys that are values too, no embeddings per layer, no shared layers
+        "gemma4_text",
+        {
+            "attention_k_eq_v": True,
+            "num_key_value_heads": 4,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+        },
+    ),
+    "gemma3n_second": ("gemma3n_text", {"altup_active_idx": 1, "altup_correct_scale": False, "altup_num_inputs": 3}),
     "qwen2_windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 2}),
 }
 

@@ -33,6 +33,7 @@ LENGTHS = (180, 75, 120, 90, 33, 160)
 LATENT = ("deepseek_v2", "deepseek_v3")  # with a row of all heads in place of keys and values
 UNCUT = ("mistral",)  # with one head of keys and values
 MAMBA = ("granitemoehybrid", "bamba", "nemotron_h")  # which run on one rank
+LAYER_BY_LAYER = ("gemma3n_text", "gemma4_text")  # neither in one native call nor on several ranks
 CHUNKS = (1, 40, 41, 42, 100, 101)
 
 
@@ -75,13 +76,15 @@ def test_cached_chunked_and_preempted_answers_are_those_of_transformers(made: Ma
 
 
 def test_all_layers_are_computed_in_one_native_call(made: Made, native_kernels: None) -> None:
+    if made.expected.config.model_type in LAYER_BY_LAYER:
+        return
     model = PagedModel(made.folder, packed=True).model
     assert isinstance(model, DecoderModel)
     assert model.native is not None
 
 
 def test_two_ranks_together_compute_what_transformers_does(made: Made, tmp_path: Path) -> None:
-    if made.expected.config.model_type in UNCUT + MAMBA:
+    if made.expected.config.model_type in UNCUT + MAMBA + LAYER_BY_LAYER:
         return
     prompt = random_prompt(130)
     found: dict[int, torch.Tensor] = {}

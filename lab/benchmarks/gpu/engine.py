@@ -113,7 +113,7 @@ def weight_bytes(decoder: DecoderModel) -> list[int]:
     """Return the bytes of each projection that a step reads."""
     sizes = []
     for layer in decoder.layers:
-        parts = (layer.qkv, layer.output, layer.feed_forward.gate_up, layer.feed_forward.down)  # type: ignore[attr-defined]
+        parts = (layer.qkv, layer.output, layer.feed_forward.gate_up, layer.feed_forward.down)  # type: ignore[union-attr]
         sizes += [part.weight.nbytes for part in parts]  # type: ignore[union-attr]
     return [*sizes, decoder.head.weight.nbytes]  # type: ignore[attr-defined]
 

@@ -55,8 +55,8 @@ def products(model: DecoderModel, rows: int) -> Callable[[], None]:
     def run() -> None:
         for layer in model.layers:
             feed_forward = layer.feed_forward
-            if not isinstance(feed_forward, Gated):
-                raise TypeError("mixture-of-experts models are not supported: routing needs real inputs")
+            if not isinstance(feed_forward, Gated) or layer.qkv is None or layer.output is None:
+                raise TypeError("experts, and layers of one part, are not supported: routing needs real inputs")
             layer.qkv(hidden)
             layer.output(attended)
             feed_forward.gate_up(hidden)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from baton.text.gguf.header import GgufHeader, GgufRefused, TensorType
 
+LAYER_EMBEDDING = "per_layer_token_embd.weight"
+GEMMA3N_SOFTCAP = 30.0  # the converter does not write it
 EMBEDDING, HEAD, LONG_FACTORS, SHORT_FACTORS, ROPE_FACTORS = (
     "token_embd.weight",
     "output.weight",
@@ -23,20 +25,31 @@ LARGEST_GEMMA2_LAYERS, LARGEST_GEMMA3_LAYERS = 46, 62  # layers of the 27B model
 NO_ROPE_EVERY = 4  # in SmolLM3, one layer in four does not rotate
 GEMMA3_WINDOWS, EXAONE4_WINDOWS, OLMO3_WINDOWS = 6, 4, 4  # of as many layers, the last one has no window
 EXAONE4_LAYERS_WITH_WINDOWS = 64
-GATE_SIGMOID = 2  # value of expert_gating_func
+GATE_SOFTMAX, GATE_SIGMOID = 1, 2  # values of expert_gating_func
+LARGEST_FACTOR = 1e30  # divisor of the frequencies of pairs that do not rotate
+YARN_LOG_UNIT = 0.1  # yarn_log_multiplier / mscale_all_dim
 
 
 class GgufMetadata:
-    """Metadata of an architecture. Raises GgufRefused for a missing key, and for a value that varies between layers."""
+    """Metadata of an architecture. Raises GgufRefused for a missing key, and for a value that varies between layers.
 
-    def __init__(self, header: GgufHeader) -> None:
+    `varies`: whether values may vary between layers; `layers` returns all of them, `get` the first one.
+    """
+
+    def __init__(self, header: GgufHeader, varies: bool = False) -> None:
         self.header = header
         self._prefix = header.architecture
+        self._varies = varies
+
+    def layers(self, key: str) -> list[Any]:
+        """Return the value of each layer."""
+        value = self.header.metadata.get(f"{self._prefix}.{key}", self[key])
+        return list(value) if isinstance(value, tuple) else [value] * int(self["block_count"])
 
     def get(self, key: str, default: Any = None) -> Any:
         value = self.header.metadata.get(f"{self._prefix}.{key}", default)
         if isinstance(value, tuple):
-            if len(set(value)) != 1:
+            if len(set(value)) != 1 and not (value and self._varies):
                 raise GgufRefused(f"{self._prefix}.{key} differs between layers, which is not supported")
             return value[0]
         return value
@@ -67,7 +80,7 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
     if architecture is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise GgufRefused(f"architecture {header.architecture!r} is not supported; supported are {known}")
-    data = GgufMetadata(header)
+    data = GgufMetadata(header, architecture.varies)
     config = _common(data)
     return {**config, **architecture.fields(data, config)}
 
@@ -132,6 +145,9 @@ def _rope(data: GgufMetadata, head_dim: int) -> dict[str, Any]:
         return {**parameters, "rope_type": "linear", "factor": factor}
     if kind == "yarn":
         original = int(data["rope.scaling.original_context_length"])
+        turns = {"beta_fast": "beta_fast", "beta_slow": "beta_slow", "attention_factor": "attn_factor"}
+        stated = {name: data.get(f"rope.scaling.yarn_{key}") for name, key in turns.items()}
+        parameters |= {name: shortest(each) for name, each in stated.items() if each is not None}
         return {**parameters, "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     raise GgufRefused(f"rope.scaling.type {kind!r} is not supported; supported are none, linear and yarn")
 
@@ -291,6 +307,55 @@ def _glm4moe(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model_type": "glm4_moe",
         "use_qk_norm": data.has("blk.0.attn_q_norm.weight"),
+        **_grouped_experts(data),
+        "num_nextn_predict_layers": int(data.get("nextn_predict_layers") or 0),
+    }
+
+
+def _gpt_oss(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    layers = config["num_hidden_layers"]
+    return {
+        "model_type": "gpt_oss",
+        "num_local_experts": int(data["expert_count"]),
+        "num_experts_per_tok": int(data["expert_used_count"]),
+        "sliding_window": int(data["attention.sliding_window"]),
+        "layer_types": ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)],
+        "rope_parameters": {**config["rope_parameters"], "truncate": False},
+    }
+
+
+def _deepseek2(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    if not data.get("attention.kv_lora_rank") or not data.get("expert_count"):
+        raise GgufRefused("deepseek2 without latent attention or without experts is not supported")
+    is_corrected = any(name.endswith(".exp_probs_b.bias") for name in data.header.tensors)
+    odds = data.get("expert_gating_func") or (GATE_SIGMOID if is_corrected else GATE_SOFTMAX)
+    groups = int(data.get("expert_group_count") or 1)
+    if odds not in (GATE_SOFTMAX, GATE_SIGMOID) or (odds == GATE_SOFTMAX and data.get("expert_weights_norm")):
+        raise GgufRefused(f"deepseek2.expert_gating_func {odds} with these weights of experts is not supported")
+    rope_dim = int(data["rope.dimension_count"])
+    rope = _rope(data, rope_dim)
+    if (logarithm := data.get("rope.scaling.yarn_log_multiplier")) and rope["rope_type"] == "yarn":
+        scale = shortest(logarithm / YARN_LOG_UNIT)
+        rope |= {"mscale": scale, "mscale_all_dim": scale}
+    query_rank = data.get("attention.q_lora_rank")
+    return {
+        "model_type": "deepseek_v3" if odds == GATE_SIGMOID else "deepseek_v2",
+        "num_key_value_heads": config["num_attention_heads"],
+        "head_dim": rope_dim,
+        "q_lora_rank": None if query_rank is None else int(query_rank),
+        "kv_lora_rank": int(data["attention.kv_lora_rank"]),
+        "qk_nope_head_dim": int(data.get("attention.key_length_mla") or data["attention.key_length"]) - rope_dim,
+        "qk_rope_head_dim": rope_dim,
+        "v_head_dim": int(data.get("attention.value_length_mla") or data["attention.value_length"]),
+        "rope_parameters": rope,
+        "topk_method": "greedy" if groups == 1 else "group_limited_greedy",
+        **_grouped_experts(data),
+        "norm_topk_prob": bool(data.get("expert_weights_norm", False)),
+    }
+
+
+def _grouped_experts(data: GgufMetadata) -> dict[str, Any]:
+    return {
         "n_routed_experts": int(data["expert_count"]),
         "n_shared_experts": int(data.get("expert_shared_count") or 0),
         "num_experts_per_tok": int(data["expert_used_count"]),
@@ -300,7 +365,70 @@ def _glm4moe(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
         "topk_group": int(data.get("expert_group_used_count") or 1),
         "norm_topk_prob": bool(data.get("expert_weights_norm", True)),
         "routed_scaling_factor": float(data.get("expert_weights_scale") or 1.0),
-        "num_nextn_predict_layers": int(data.get("nextn_predict_layers") or 0),
+    }
+
+
+def _shared_kv(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that Gemma 3n and Gemma 4 have in common."""
+    kinds = [
+        "sliding_attention" if each else "full_attention" for each in data.layers("attention.sliding_window_pattern")
+    ]
+    embedding = data.header.tensors.get(LAYER_EMBEDDING)
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "final_logit_softcapping": data.get("final_logit_softcapping"),
+        "sliding_window": int(data["attention.sliding_window"]),
+        "layer_types": kinds,
+        "num_kv_shared_layers": int(data.get("attention.shared_kv_layers") or 0),
+        "hidden_size_per_layer_input": int(data.get("embedding_length_per_layer_input") or 0),
+        "vocab_size_per_layer_input": config["vocab_size"] if embedding is None else embedding.shape[0],
+    }
+
+
+def _gemma3n(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    deviations = data.layers("activation_sparsity_scale")
+    local = {"rope_type": "default", "rope_theta": float(data.get("rope.freq_base_swa") or DEFAULT_ROPE_THETA)}
+    return {
+        "model_type": "gemma3n_text",
+        **_shared_kv(data, config),
+        "final_logit_softcapping": data.get("final_logit_softcapping", GEMMA3N_SOFTCAP),
+        "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": local},
+        "intermediate_size": [int(size) for size in data.layers("feed_forward_length")],
+        "altup_num_inputs": int(data["altup.num_inputs"]),
+        "altup_active_idx": int(data["altup.active_idx"]),
+        "altup_correct_scale": True,
+        "laurel_rank": data.header.tensors["blk.0.laurel_l.weight"].shape[0],
+        "activation_sparsity_pattern": [
+            0.0 if math.isinf(each) else shortest((1 + math.erf(each / math.sqrt(2))) / 2) for each in deviations
+        ],
+    }
+
+
+def _gemma4(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    if data.get("expert_count"):
+        raise GgufRefused("gemma4.expert_count is not supported: this file has experts")
+    shared = _shared_kv(data, config)
+    kinds, kv_heads = shared["layer_types"], data.layers("attention.head_count_kv")
+    full, inner = kinds.index("full_attention"), [int(size) for size in data.layers("feed_forward_length")]
+    of_full = {"rope_type": "default", "rope_theta": float(data.get("rope.freq_base") or DEFAULT_ROPE_THETA)}
+    if data.has(ROPE_FACTORS):  # pairs that do not rotate have a very large divisor
+        factors = data.numbers(ROPE_FACTORS)
+        rotating = sum(factor == 1.0 for factor in factors)
+        if any(factor not in (1.0, factors[-1]) for factor in factors) or factors[-1] < LARGEST_FACTOR / 2:
+            raise GgufRefused(f"{ROPE_FACTORS} has other numbers than 1 and {LARGEST_FACTOR}, which is not supported")
+        of_full |= {"rope_type": "proportional", "partial_rotary_factor": rotating / len(factors)}
+    local = {"rope_type": "default", "rope_theta": float(data.get("rope.freq_base_swa") or DEFAULT_ROPE_THETA)}
+    return {
+        "model_type": "gemma4_text",
+        **shared,
+        "rope_parameters": {"full_attention": of_full, "sliding_attention": local},
+        "intermediate_size": inner[0],
+        "use_double_wide_mlp": inner[-1] == 2 * inner[0],
+        "head_dim": int(data["attention.key_length_swa"]),
+        "global_head_dim": int(data["attention.key_length"]),
+        "num_key_value_heads": int(kv_heads[kinds.index("sliding_attention")]),
+        "num_global_key_value_heads": int(kv_heads[full]),
+        "attention_k_eq_v": not data.has(f"blk.{full}.attn_v.weight"),
     }
 
 
@@ -309,6 +437,7 @@ class Architecture(NamedTuple):
 
     fields: Fields  # function that returns the fields of config.json that differ from Llama's
     families: tuple[str, ...]
+    varies: bool = False  # whether values may vary between layers
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -326,5 +455,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "exaone4": Architecture(_exaone4, ("exaone4",)),
     "seed_oss": Architecture(_seed_oss, ("seed_oss",)),
     "glm4moe": Architecture(_glm4moe, ("glm4_moe",)),
+    "gpt-oss": Architecture(_gpt_oss, ("gpt_oss",)),
+    "deepseek2": Architecture(_deepseek2, ("deepseek_v2", "deepseek_v3")),
+    "gemma3n": Architecture(_gemma3n, ("gemma3n_text",), varies=True),
+    "gemma4": Architecture(_gemma4, ("gemma4_text",), varies=True),
 }
 """Supported architectures by their names in GGUF files."""

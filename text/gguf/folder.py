@@ -27,7 +27,9 @@ NAMED_ENDS = (
     *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
 )
 """Texts of tokens that end an answer even if the metadata do not name them, as in llama.cpp's llama-vocab.cpp."""
-BYTE_LEVEL = "gpt2"  # value of tokenizer.ggml.model
+BYTE_LEVEL, SENTENCE_PIECE = "gpt2", "llama"  # values of tokenizer.ggml.model
+TOKENIZERS_OF = {"gemma3n": "gemma3"}
+"""Architectures whose SentencePiece vocabulary transformers would read as Llama's, and one that it reads rightly."""
 
 
 def folder_of(file: Path, cache: Path | None = None) -> Path:
@@ -100,9 +102,15 @@ def _write(parts: tuple[Path, ...], folder: Path) -> None:
 def _tokenizer(file: Path, header: GgufHeader) -> Any:
     """Return transformers' tokenizer of a file. Raises: GgufRefused."""
     from transformers import PreTrainedTokenizerFast
+    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 
+    kind = header.metadata.get("tokenizer.ggml.model")
+    if kind == SENTENCE_PIECE and (known := TOKENIZERS_OF.get(header.architecture)) is not None:
+        _, vocabulary, stated = get_gguf_tokenizer(str(file))
+        backend, _ = convert_gguf_tokenizer(known, vocabulary)
+        return PreTrainedTokenizerFast(tokenizer_object=backend, **stated)
     tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(file.parent), gguf_file=file.name)
-    if header.metadata.get("tokenizer.ggml.model") == BYTE_LEVEL:
+    if kind == BYTE_LEVEL:
         split = split_named(header.metadata.get("tokenizer.ggml.pre"))
         apply_split(tokenizer.backend_tokenizer, split)
         if "tokenizer.ggml.add_bos_token" not in header.metadata and split.begins:

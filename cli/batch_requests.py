@@ -13,8 +13,9 @@ from pydantic_core import to_json
 
 from baton.cli.batch_lines import CHAT, BatchRequest, LineRefused
 from baton.process.errors import BatonError
+from baton.router.http.dialects import Body, Unserved
 from baton.router.http.edge.problem import Problem, problem_of, refused
-from baton.router.http.messages import Body, ChatRequest, CompletionRequest, Unserved
+from baton.router.http.messages import ChatRequest, CompletionRequest
 from baton.router.http.parse import parse
 from baton.router.http.requests import HttpCall, chat_request, completion_requests, names_of, prompts_of
 from baton.router.http.routes.chat import ended_by, whole_message

@@ -373,6 +373,7 @@ class Dispatcher:
         record = RequestRecord.begin(asked.operation if asked is not None else Operation.GENERATE, parent)
         record.is_streamed = asked is None or asked.is_streamed
         record.tenant = request.tenant
+        record.not_acted_upon = reader.not_acted_upon if reader is not None else ()
         current_trace.set(record.identity)  # so that log lines of router and workers have the same trace id
         limit_s = self._limits.default_deadline_s
         deadline_s = record.timeline.arrived_s + (limit_s if time_left_s is None else min(limit_s, time_left_s))

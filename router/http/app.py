@@ -118,6 +118,8 @@ class Operations:
         }
 
 
+MODELS_QUERY = ("client_version",)
+"""Query parameter that Codex adds to the list of models. It is ignored."""
 _RESPONSE = "/v1/responses/{response_id:path}"
 """Path of a response: its id may contain any character that a request id may."""
 _ITEMS = f"{_RESPONSE}/input_items"
@@ -189,6 +191,7 @@ def make_app(
     applications: dict[str, ASGIApp] = {
         path: QueryEndpoint(answer, transport.stall_s) for path, answer in answers.items()
     }
+    applications["/v1/models"] = QueryEndpoint(operations.models, transport.stall_s, MODELS_QUERY)
     applications[_ITEMS] = QueryEndpoint(responses.input_items, transport.stall_s, LIST_PARAMETERS)
     applications[_RESPONSE] = QueryEndpoint(responses.one, transport.stall_s, methods=("GET", "HEAD", "DELETE"))
     applications |= posts

@@ -2,59 +2,26 @@
 
 Each model lists the fields that it serves, then harmless fields, which are accepted without effect, since no value of
 their type can change an answer. Last come fields of OpenAI and vLLM that would change an answer and are not served:
-they are rejected with the reason, except for values that ask for nothing.
+they are rejected with the reason, except for values that ask for nothing. Fields of these two kinds that a complete
+API has are in dialects.py.
 """
 
-import json
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import BeforeValidator, Field
 
+from baton.router.http.dialects import (
+    TEXT_ONLY,
+    Body,
+    ChatUnserved,
+    OpenAIUnserved,
+    Unserved,
+    harmless,
+)
 from baton.router.http.edge.problem import Renamed
 
-
-class Body(BaseModel):
-    """A strict body: "5" is not a number, 1 is not a boolean, and undeclared fields are errors."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    renamed: ClassVar[Renamed] = {}
-    """Names that the router's fields have in this body; used in errors."""
-
-
-@dataclass(frozen=True)
-class Unserved:
-    """Type of a field that is not served: null and the `neutral` values are accepted, since they ask for nothing."""
-
-    reason: str
-    neutral: tuple[Any, ...] = ()
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._checked)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"enum": [None, *self.neutral], "description": f"not served: {self.reason}"}
-
-    def _checked(self, value: Any) -> Any:
-        if value is None or any(type(value) is type(each) and value == each for each in self.neutral):
-            return value
-        but = f", except {json.dumps(self.neutral[0])}" if self.neutral else ""
-        raise PydanticCustomError("not_served", "is not served{but}: {reason}", {"but": but, "reason": self.reason})
-
-
-def harmless(reason: str) -> Any:
-    """Declare a field that is accepted without effect. `reason`: why it can be ignored."""
-    return Field(None, description=f"accepted, does nothing: {reason}")
-
-
-_TEMPLATE = "the model's own chat template is used; chat_template_kwargs sets its variables"
-TEXT_ONLY = "messages and answers are text"
-OWN_TOOLS = "the server runs no tools; clients run the tools that they declare"
-
 MAX_PROMPTS = 256
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 
 Count = Annotated[int, Field(ge=0, le=2**32 - 1)]
 TokenId = int  # checked against the vocabulary later, by the router
@@ -208,14 +175,9 @@ class SamplingFields(Body):
     structural_tag: Annotated[Any, Unserved("use structured_outputs")] = None
 
 
-class OpenAIFields(RequestFields, SamplingFields):
+class OpenAIFields(OpenAIUnserved, RequestFields, SamplingFields):
     """Fields that all requests of OpenAI's API have."""
 
-    user: str | None = harmless("names an end user to OpenAI; here an API key names the tenant")
-    safety_identifier: str | None = harmless("OpenAI's newer name of user")
-    metadata: dict[str, Any] | None = harmless("labels of a stored answer, and chats are not stored")
-    store: bool | None = harmless("chats are not stored; fields that read a stored answer are rejected")
-    service_tier: Literal["auto", "default"] | None = harmless("there is one tier; priority orders requests")
     prompt_cache_key: str | None = Field(None, description="OpenAI's name of session_id; session_id takes precedence")
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
         None, description="600 s, or 86400 s for 24h; keep_for_s takes precedence"
@@ -269,6 +231,8 @@ class CacheControl(Body):
     ttl: Literal["5m", "1h"] | None = Field(
         None, description="keep_for_s of the session, if the request names a session"
     )
+
+    scope: str | None = harmless("the prefix cache needs no marks")
 
 
 class MessagePart(Body):
@@ -333,6 +297,7 @@ class FunctionTool(Body):
 class ChatTool(Body):
     type: Literal["function"]
     function: FunctionTool
+    defer_loading: bool | None = Field(None, description="true: the prompt does not describe it, but it can be called")
 
 
 class NamedFunction(Body):
@@ -348,7 +313,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 TemplateOptions = dict[str, bool | int | float | str | None]
 
 
-class ChatRequest(ChoiceFields):
+class ChatRequest(ChatUnserved, ChoiceFields):
     """POST /v1/chat/completions."""
 
     renamed: ClassVar[Renamed] = {
@@ -377,22 +342,7 @@ class ChatRequest(ChoiceFields):
     thinking_token_budget: Count | None = Field(None, description="vLLM's name of thinking_budget")
     include_reasoning: bool | None = Field(None, description="false: reasoning is generated but not sent")
 
-    prediction: dict[str, Any] | None = harmless("a hint for speed, which changes no answer")
-
-    functions: Annotated[Any, Unserved("send functions in tools", ([],))] = None
-    function_call: Annotated[Any, Unserved("use tool_choice")] = None
-    modalities: Annotated[Any, Unserved(TEXT_ONLY, (["text"],))] = None
-    audio: Annotated[Any, Unserved(TEXT_ONLY)] = None
-    web_search_options: Annotated[Any, Unserved("web search is not implemented")] = None
-    moderation: Annotated[Any, Unserved("moderation is not implemented")] = None
-    verbosity: Annotated[Any, Unserved("ask for it in a message", ("medium",))] = None
-    echo: Annotated[Any, Unserved("use /v1/completions", (False,))] = None
-    add_special_tokens: Annotated[Any, Unserved("the chat template adds special tokens", (False,))] = None
     continue_final_message: Annotated[Any, Unserved("use /v1/completions to continue a text", (False,))] = None
-    chat_template: Annotated[Any, Unserved(_TEMPLATE)] = None
-    documents: Annotated[Any, Unserved("send documents in a message", ([],))] = None
-    mm_processor_kwargs: Annotated[Any, Unserved(TEXT_ONLY, ({},))] = None
-    media_io_kwargs: Annotated[Any, Unserved(TEXT_ONLY, ({},))] = None
 
 
 # vLLM's simple server and its tokenizer routes
@@ -429,7 +379,7 @@ class TokenizeRequest(ModelField):
     return_token_strs: bool | None = None
 
     continue_final_message: Annotated[Any, Unserved("chat templates close each message", (False,))] = None
-    chat_template: Annotated[Any, Unserved(_TEMPLATE)] = None
+    chat_template: Annotated[Any, Unserved("the model's own chat template is used")] = None
     mm_processor_kwargs: Annotated[Any, Unserved(TEXT_ONLY, ({},))] = None
 
 

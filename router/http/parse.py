@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, from_json
 
+from baton.router.http.dialects import OWN_TAG, UNREAD_CONTENT
 from baton.router.http.edge.problem import Problem, refused
 
 MAX_VALUES = (1 << 17) + (1 << 12)
@@ -165,6 +166,8 @@ def parse(message_type: type[Message], body: bytes) -> Message:
     known = [each for each in errors if each["type"] != "extra_forbidden"] or errors
     found = [(_path(each, sent), each) for each in known]
     path, detail = max(found, key=lambda one: one[0].progress)
+    if path.text.endswith(".type") and (unread := UNREAD_CONTENT.get(str(path.value))) is not None:
+        raise refused(path.text, f"{unread} are not supported: the model reads text only", "unread_content")
     wanted = _wanted([_words(each) for place, each in found if place == path])
     message = f"{path.text}: {wanted}" if path.text else wanted
     raise Problem(HTTPStatus.BAD_REQUEST, message, path.text or None, str(detail["type"]))
@@ -185,7 +188,6 @@ _WORDS = {
     "less_than_equal": "must be at most {le}",
     "string_too_long": "must be at most {max_length} characters",
     "too_long": "must be at most {max_length} entries",
-    "union_tag_invalid": "must be one of {expected_tags}",
     "union_tag_not_found": "is required",
 }
 """Texts of errors by pydantic's type of error. They replace pydantic's own texts, which are for programmers."""
@@ -198,6 +200,9 @@ def place_of(error: ValueError) -> str:
 
 
 def _words(error: ErrorDetails) -> str:
+    if error["type"] == "union_tag_invalid":
+        tags = error["ctx"]["expected_tags"].split(", ")
+        return f"{_MUST_BE}one of {', '.join(tag for tag in tags if tag != OWN_TAG)}"
     words = _WORDS.get(error["type"])
     if words is not None:
         return words.format(**error.get("ctx", {}))
@@ -216,6 +221,7 @@ class _Path(NamedTuple):
 
     text: str
     progress: tuple[int, ...]
+    value: Any  # value of the field; of the object that lacks it if it is missing
 
 
 def _path(error: ErrorDetails, value: Any) -> _Path:
@@ -231,5 +237,7 @@ def _path(error: ErrorDetails, value: Any) -> _Path:
         elif isinstance(step, str) and error["type"] == "missing" and number == len(location):
             path, progress = f"{path}.{step}", (*progress, 0)
     if error["type"].startswith("union_tag_"):
-        path = f"{path}.{error['ctx']['discriminator'].strip(chr(39))}"
-    return _Path(path.removeprefix("."), progress)
+        named = error["ctx"]["discriminator"].strip("'")
+        path = f"{path}.{'type' if named.endswith('()') else named}"
+        value = error["ctx"].get("tag")
+    return _Path(path.removeprefix("."), progress, value)

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -14,9 +14,9 @@ from baton.process.objectives import RequestedObjectives
 from baton.process.telemetry.trace_context import TraceContext, parse_traceparent
 from baton.router.http.anthropic.bodies import MessagesRequest, PromptFields
 from baton.router.http.chat_body import logprobs_count
+from baton.router.http.dialects import Body, without_front_lines
 from baton.router.http.edge.problem import Renamed, refused
 from baton.router.http.messages import (
-    Body,
     ChatMessage,
     ChatRequest,
     ChatTool,
@@ -33,6 +33,7 @@ from baton.router.http.messages import (
     TextFormat,
 )
 from baton.router.http.responses.bodies import InputMessage, ResponseRequest
+from baton.router.model.chat_template import ChatTemplate
 from baton.router.model.served_model import TokenizerWorker
 from baton.router.public.access import Caller
 from baton.router.public.chat import EFFORT, THINKING, ChatAsked, ReadChat, read_chat
@@ -156,23 +157,35 @@ def completion_requests(message: CompletionRequest, call: HttpCall) -> list[Gene
     ]
 
 
-async def chat_request(message: ChatRequest, call: HttpCall, tokenizer: TokenizerWorker) -> ReadChat:
-    """Convert the body of a chat into a request, with the parser of its answer. Raises: Problem, BatonError."""
+async def chat_request(
+    message: ChatRequest, call: HttpCall, tokenizer: TokenizerWorker, is_clamped: bool = False
+) -> ReadChat:
+    """Convert the body of a chat into a request, with the parser of its answer. Raises: Problem, BatonError.
+
+    `is_clamped`: max_tokens may exceed the rest of the context, which then takes its place.
+    """
     max_tokens = message.max_tokens if message.max_completion_tokens is None else message.max_completion_tokens
     if message.max_tokens not in (None, max_tokens):
         raise refused("max_completion_tokens", "differs from max_tokens, its other name; give one of them")
     logprobs = logprobs_count(message.logprobs, message.top_logprobs)
     prompt = ChatPrompt(
-        messages=[chat_message(each) for each in message.messages],
+        messages=_without_front_lines([chat_message(each) for each in message.messages]),
         add_generation_prompt=message.add_generation_prompt is not False,
     )
-    sampling = _sampling(message, max_tokens, logprobs, _prompt_logprobs(message))
+    sampling = replace(_sampling(message, max_tokens, logprobs, _prompt_logprobs(message)), is_clamped=is_clamped)
     request = _request(Operation.CHAT, prompt, message, call, sampling, bool(message.stream))
-    return await read_chat(request, _asked(message), tokenizer)
+    return await read_chat(request, _asked(message, call, tokenizer.chat_template), tokenizer)
 
 
-def _asked(message: ChatRequest) -> ChatAsked:
-    """Return the options that only chats have. Raises: Problem."""
+def _asked(message: ChatRequest, call: HttpCall, template: ChatTemplate | None) -> ChatAsked:
+    """Return the options that only chats have. Raises: Problem.
+
+    The effort of reasoning is a hint: if the template has no option for it, it is noted in `call` and has no effect.
+    """
+    effort, variables = message.reasoning_effort, template.variables if template is not None else frozenset[str]()
+    if effort not in (None, "none") and not variables & {EFFORT, THINKING}:
+        call.reader.not_acted_upon.append("reasoning_effort")
+        effort = None
     budget = message.thinking_token_budget if message.thinking_budget is None else message.thinking_budget
     if message.thinking_token_budget not in (None, budget):
         raise refused("thinking_token_budget", "differs from thinking_budget, its other name; give one of them")
@@ -182,10 +195,11 @@ def _asked(message: ChatRequest) -> ChatAsked:
             shown_tools(message.tools),
             ToolChoice(choice) if isinstance(choice, str) else Function(choice.function.name),
             one_call=message.parallel_tool_calls is False,
+            deferred=frozenset(tool.function.name for tool in message.tools or () if tool.defer_loading),
         ),
         template_options=message.chat_template_kwargs or {},
         enable_thinking=message.enable_thinking,
-        effort=message.reasoning_effort,
+        effort=effort,
         budget=budget,
         shows_thoughts=message.include_reasoning is not False,
     )
@@ -195,6 +209,12 @@ def simple_request(message: GenerateRequest, call: HttpCall) -> GenerationReques
     """Convert the body of POST /generate. Raises: Problem."""
     sampling = _sampling(message, _or_default(message.max_tokens), None, None)
     return _request(Operation.GENERATE, TextPrompt(message.prompt), message, call, sampling, bool(message.stream))
+
+
+def _without_front_lines(messages: list[Message]) -> list[Message]:
+    if messages and messages[0].role in ("system", "developer"):
+        messages[0] = replace(messages[0], content=without_front_lines(messages[0].content))
+    return messages
 
 
 def chat_message(message: ChatMessage) -> Message:
@@ -279,7 +299,7 @@ def _ttls(message: RequestFields) -> Iterator[str]:
 
 def shown_tools(tools: Sequence[ChatTool] | None) -> list[Mapping[str, Any]]:
     """Convert tools to JSON objects, which chat templates read."""
-    return [tool.model_dump(exclude_none=True) for tool in tools or ()]
+    return [tool.model_dump(exclude_none=True, exclude={"defer_loading"}) for tool in tools or ()]
 
 
 def _request(

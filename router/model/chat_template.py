@@ -9,7 +9,7 @@ from baton.process.helper import Failure, Helper, HelperBusy, HelperFailed
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.defaults import ModelFolderError
 from baton.router.model.template_process import CPU_S, DONE, TOO_LARGE, TRACES, TemplateRefused
-from baton.router.model.template_traces import Traces, is_plain, shown
+from baton.router.model.template_traces import Traces, is_plain, is_plain_sequence, shown
 from baton.router.model.turns import Turns
 from baton.router.types.request import Message
 from baton.text.output.thoughts import thoughts_of
@@ -103,7 +103,7 @@ class ChatTemplate:
         self, messages: Sequence[Message], tenant: str = "", *, has_tools: bool = False
     ) -> Sequence[Message]:
         """Return the messages to render. Raises: NotShown if the template would silently drop a part of a message."""
-        if all(map(is_plain, messages)):
+        if all(map(is_plain, messages)) and is_plain_sequence(messages):
             return messages
         setup = self._setups[has_tools]
         if setup not in self._traces:

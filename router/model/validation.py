@@ -61,7 +61,7 @@ MOST_PRIORITY = 100
 MOST_KEEP_FOR_S = 86_400
 MAX_MESSAGES = 4096
 MAX_ROLE_CHARACTERS = 64
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 MAX_TOOL_NAME_CHARACTERS = 64
 TOOL_NAME = re.compile(r"[\w.:-]+", re.ASCII)  # OpenAI's characters, and `.` and `:` for prefixed names
 MAX_STOPS = 16
@@ -119,7 +119,7 @@ def validate(
             structured=_structured_output(sampling, stop_token_ids),
             most_drafted=None if sampling.speculative is None else most_drafted(*sampling.speculative),
         ),
-        is_bounded=sampling.max_tokens is not None,
+        is_bounded=sampling.max_tokens is not None and not sampling.is_clamped,
         stop=_texts("stop", sampling.stop, MAX_STOPS, MAX_STOP_BYTES),
         n=n,
         cache_salt=request.cache_salt,
@@ -137,7 +137,7 @@ def validate(
 
 
 def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) -> int:
-    """Return max_tokens per choice: as requested, or else the context length minus the prompt's tokens.
+    """Return max_tokens per choice: as requested, at most the context length minus the prompt's tokens.
 
     Raises: InvalidArgument if prompt and answer do not fit into the context.
     """
@@ -158,7 +158,7 @@ def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) 
         )
     if sampling.min_tokens > room:
         raise _min_tokens_too_many(sampling.min_tokens, room)
-    return sampling.max_tokens if valid.is_bounded else room
+    return min(sampling.max_tokens, room)
 
 
 def prompt_too_long(

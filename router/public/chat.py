@@ -53,7 +53,8 @@ async def read_chat(request: GenerationRequest, asked: ChatAsked, tokenizer: Tok
         raise TypeError(f"the prompt must be a ChatPrompt, not a {type(prompt).__name__}")
     form = _held(sampling.structured)
     tools = tool_use(asked.tools, form, tokenizer)
-    prompt = replace(prompt, tools=tools.shown, template_options=chat_options(asked, template))
+    shown = [tool for tool in tools.shown if tool["function"]["name"] not in asked.tools.deferred]
+    prompt = replace(prompt, tools=shown, template_options=chat_options(asked, template))
     request = replace(request, prompt=prompt, sampling=replace(sampling, structured=tools.form))
     if not asked.has_parts:
         return ReadChat(request, None)

@@ -40,11 +40,15 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class ToolsAsked:
-    """Tools of a request: JSON objects in OpenAI's format, as templates get them. `one_call`: at most one call."""
+    """Tools of a request: JSON objects in OpenAI's format, as templates get them. `one_call`: at most one call.
+
+    `deferred`: names of tools that the template does not get, since a message describes them.
+    """
 
     tools: Sequence[Mapping[str, Any]] = ()
     choice: ToolChoice | Function = ToolChoice.AUTO
     one_call: bool = False
+    deferred: frozenset[str] = frozenset()
 
     def schemas(self) -> Schemas:
         """Return the JSON schemas of the functions' arguments, by function name. Raises: InvalidArgument."""

@@ -461,6 +461,8 @@ class CallReader:
     """Number of requests that were begun for the call."""
     leaves: Leave = Leave.CLIENT
     """Cause of a cancellation of its requests. Code that disconnects the client sets it first."""
+    not_acted_upon: list[str] = field(default_factory=list)
+    """Fields, headers and tools of the call that were accepted without effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,6 +528,7 @@ class RequestRecord:
     gaps: GapSummary | None = None  # set when the request has completed, if it had a second token
 
     salted: Held = NOWHERE  # prefix cached under another salt; set when the request has completed
+    not_acted_upon: Sequence[str] = ()  # fields, headers and tools of the call that were accepted without effect
 
     @property
     def name(self) -> str:

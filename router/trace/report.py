@@ -66,6 +66,7 @@ class RequestReport:
     notes: tuple[AttemptNote, ...] = ()
     salted: Held = NOWHERE  # prefix that was cached under another salt when the request completed
     stage_times: tuple[StageTime, ...] = ()  # empty while the request runs
+    not_acted_upon: tuple[str, ...] = ()  # fields, headers and tools of the call that were accepted without effect
 
     @property
     def began_ns(self) -> int:
@@ -114,6 +115,7 @@ def report_of(
         notes=tuple(timeline.notes),
         salted=record.salted,
         stage_times=tuple(StageTime(span.name, span.start_ns, span.end_ns) for span in spans[1:]),
+        not_acted_upon=tuple(dict.fromkeys(record.not_acted_upon)),
     )
 
 

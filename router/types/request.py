@@ -98,6 +98,7 @@ class RequestedSampling:
     """Sampling parameters as received; None: not set. Only the validator reads sequences, which may have any length."""
 
     max_tokens: int | None = None
+    is_clamped: bool = False  # True: max_tokens may exceed the rest of the context, which then takes its place
     numbers: Mapping[str, float] = field(default_factory=dict)  # numbers that the client set, by name in `NUMBERS`
     seed: int | None = None
     stop: Sequence[str] = ()
@@ -183,7 +184,7 @@ class ValidRequest:
     request_id: str
     sampling: Sampling
     is_bounded: bool = True
-    """True if the client set max_tokens. If not, max_tokens is the context's size until the prompt is tokenised."""
+    """True if max_tokens must fit into the context. If not, it is an upper bound until the prompt is tokenised."""
     stop: tuple[str, ...] = ()
     n: int = 1  # number of choices in the answer: the best of `sampling.n` generated choices
     cache_salt: str = ""

@@ -71,3 +71,36 @@ def test_names_of_results_and_thoughts_of_earlier_turns_are_accepted() -> None:
         traces = find_traces(CompiledTemplate(source, {}).attempt)
         assert shown(messages, traces, source, thinks=True) == messages
     assert shown(messages, Traces(), "", thinks=False) == messages
+
+
+LATE_SYSTEM = [Message("system", "a"), Message("user", "b"), Message("system", "c"), Message("user", "d")]
+FIRST_ONLY = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+ALTERNATING = (
+    "{% for m in messages %}{% if m.role == 'system' or (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+DROPPING = (
+    "{% for m in messages %}{% if m.role == 'user' or loop.first %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+)
+REMINDER = "<system-reminder>\nc\n</system-reminder>"
+
+
+@pytest.mark.parametrize(
+    ("source", "roles", "texts"),
+    [
+        (BARE, ["system", "user", "system", "user"], ["a", "b", "c", "d"]),
+        (FIRST_ONLY, ["system", "user", "user", "user"], ["a", "b", REMINDER, "d"]),
+        (DROPPING, ["system", "user", "user", "user"], ["a", "b", REMINDER, "d"]),
+        (ALTERNATING, ["user"], [f"a\n\nb\n\n{REMINDER}\n\nd"]),
+    ],
+)
+def test_shown_keeps_order_of_messages_that_the_template_refuses_or_drops(
+    source: str, roles: list[str], texts: list[str]
+) -> None:
+    made = shown(LATE_SYSTEM, find_traces(CompiledTemplate(source, {}).attempt), source, thinks=False)
+
+    assert ([each.role for each in made], [each.content for each in made]) == (roles, texts)
+    assert CompiledTemplate(source, {}).attempt([{"role": each.role, "content": each.content} for each in made])

@@ -2,20 +2,27 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
+from baton.router.http.dialects import (
+    OWN,
+    PROVIDER_BLOCKS,
+    Body,
+    MessagesUnserved,
+    ProviderTool,
+    ToolUnserved,
+    harmless,
+    provider_own,
+    tool_kinds,
+)
 from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import (
     MAX_TOOLS,
-    OWN_TOOLS,
-    Body,
     CacheControl,
     Count,
     Parameters,
     RequestFields,
     Texts,
-    Unserved,
-    harmless,
 )
 from baton.router.public.chat import BUDGET, EFFORT, THINKING
 
@@ -52,17 +59,67 @@ class ToolUseBlock(Block):
     toolset_name: str | None = harmless("toolset of an earlier call")
 
 
+class ToolReference(Block):
+    """Result of a search for tools: the named tool, which is described where the result is."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+class TextSource(Body):
+    type: Literal["text"]
+    media_type: str | None = None
+    data: str
+
+
+class DocumentBlock(Block):
+    """Document as plain text."""
+
+    type: Literal["document"]
+    source: TextSource
+    title: str | None = None
+    context: str | None = None
+
+    citations: Any = harmless("answers have no citations")
+
+
 class ToolResultBlock(Block):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
+    content: (
+        str
+        | Annotated[
+            list[Annotated[TextBlock | ToolReference, Field(discriminator="type")]],
+            Field(fail_fast=True),
+        ]
+        | None
+    ) = None
     is_error: bool | None = Field(None, description="true: the model reads `Error: ` before the content")
 
     toolset_name: str | None = harmless("toolset of an earlier call")
 
 
-UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
+def _kind(block: Any) -> Any:
+    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    return OWN if isinstance(kind, str) and kind in PROVIDER_BLOCKS else kind
+
+
+ProviderBlock = provider_own("redacted_thinking")
+"""Block that is left out of the prompt."""
+UserBlock = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ToolResultBlock, Tag("tool_result")]
+    | Annotated[DocumentBlock, Tag("document")]
+    | ProviderBlock,
+    Discriminator(_kind),
+]
+AssistantBlock = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | ProviderBlock,
+    Discriminator(_kind),
+]
 
 
 class UserTurn(Body):
@@ -75,21 +132,29 @@ class AssistantTurn(Body):
     content: str | Annotated[list[AssistantBlock], Field(fail_fast=True)]
 
 
-Turn = Annotated[UserTurn | AssistantTurn, Field(discriminator="role")]
+class SystemTurn(Body):
+    """Instructions in the middle of a conversation."""
+
+    role: Literal["system"]
+    content: str | Annotated[list[TextBlock], Field(fail_fast=True)]
 
 
-class CustomTool(Body):
+Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
+
+
+class CustomTool(ToolUnserved):
     name: str
     description: str | None = None
     input_schema: Parameters
     type: Literal["custom"] | None = None
     cache_control: CacheControl | None = None
     strict: bool | None = Field(None, description="calls forced by tool_choice follow the schema for both values")
+    defer_loading: bool | None = Field(None, description="true: described only where a tool_reference names it")
 
-    eager_input_streaming: bool | None = harmless("arguments are always streamed")
-    input_examples: Annotated[Any, Unserved("describe them in the description", ([],))] = None
-    defer_loading: Annotated[Any, Unserved(OWN_TOOLS, (False,))] = None
-    allowed_callers: Annotated[Any, Unserved(OWN_TOOLS, (["direct"],))] = None
+
+AnthropicTool = Annotated[
+    Annotated[CustomTool, Tag("custom")] | ProviderTool, tool_kinds({None: "custom", "custom": "custom"})
+]
 
 
 class AnyTool(Body):
@@ -109,7 +174,7 @@ class Thinking(Body):
     type: Literal["enabled", "disabled", "adaptive"]
 
     budget_tokens: Count | None = Field(None, description="maximum number of reasoning tokens")
-    display: Annotated[Any, Unserved("reasoning is sent unchanged", ("summarized",))] = None
+    display: str | None = harmless("reasoning is sent unchanged")
 
 
 class OutputFormat(Body):
@@ -118,15 +183,17 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    effort: str | None = Field(None, description="reasoning_effort of the model's template")
+    effort: str | None = Field(None, description="reasoning_effort of the model's template, if that reads it")
     format: OutputFormat | None = None
+
+    task_budget: Any = harmless("a budget of several requests, of which the client reminds the model")
 
 
 class Metadata(Body):
     user_id: str | None = Field(None, description="a user id that ends with `_session_` and an id sets session_id")
 
 
-class PromptFields(RequestFields):
+class PromptFields(MessagesUnserved, RequestFields):
     """Fields from which the prompt is rendered."""
 
     renamed: ClassVar[Renamed] = {
@@ -143,14 +210,13 @@ class PromptFields(RequestFields):
 
     messages: Annotated[list[Turn], Field(fail_fast=True)]
     system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[CustomTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[AnthropicTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[AnyTool | ForcedTool, Field(discriminator="type")] | None = None
     thinking: Thinking | None = Field(None, description="default: disabled, if the model's template has the option")
     output_config: OutputConfig | None = None
 
     cache_control: CacheControl | None = None
-    mcp_servers: Annotated[Any, Unserved(OWN_TOOLS, ([],))] = None
-    context_management: Annotated[Any, Unserved("prompts that are too long are rejected")] = None
+    output_format: OutputFormat | None = Field(None, description="older name of output_config.format")
 
 
 class MessagesRequest(PromptFields):
@@ -163,14 +229,6 @@ class MessagesRequest(PromptFields):
     stop_sequences: Texts | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
-
-    service_tier: Literal["auto", "standard_only"] | None = harmless("there is one tier; priority orders requests")
-    inference_geo: str | None = harmless("there is one location")
-    user_profile_id: str | None = harmless("names a user to Anthropic; here an API key names the tenant")
-    workspace_id: str | None = harmless("names a workspace to Anthropic; here an API key names the tenant")
-    diagnostics: Annotated[Any, Unserved("use `./baton why` or traces")] = None
-    container: Annotated[Any, Unserved(OWN_TOOLS)] = None
-    speed: Annotated[Any, Unserved("there is one speed", ("standard",))] = None
 
 
 class CountTokensRequest(PromptFields):

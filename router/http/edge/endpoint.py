@@ -12,6 +12,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton.process.errors import BatonError, release_frames
 from baton.process.telemetry.trace_context import TraceContext, current_request_id, current_trace
+from baton.router.http.dialects import (
+    ADVISING_HEADERS,
+    NOT_ACTED_UPON,
+    Body,
+    accepted_without_effect,
+    header_value,
+)
 from baton.router.http.edge.connection import abort_of
 from baton.router.http.edge.exchange import (
     BodyReader,
@@ -31,11 +38,11 @@ from baton.router.http.edge.problem import (
     check_content,
     check_method,
     check_query,
+    check_upgrade,
     dialect_of,
     problem_of,
 )
 from baton.router.http.edge.sites import SiteRules
-from baton.router.http.messages import Body
 from baton.router.http.page.files import is_public
 from baton.router.http.parse_process import Parser
 from baton.router.http.requests import REQUEST_ID_HEADER, HttpCall, call_of, current_call, names_of
@@ -140,6 +147,7 @@ class Endpoint(Generic[Message]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         call = call_of(headers, caller_of(scope))
+        call.reader.not_acted_upon += [name for name in ADVISING_HEADERS if name in headers]
         current_trace.set(call.trace)
         current_request_id.set(call.request_id)
         current_call.set(call)
@@ -147,6 +155,7 @@ class Endpoint(Generic[Message]):
         stall_s, dialect = self._transport.stall_s, dialect_of(scope["path"])
         try:
             try:
+                check_upgrade(headers)
                 check_method(scope, "POST")
                 check_query(scope, HARMLESS_QUERY.get(dialect, ()))
                 check_content(headers)
@@ -184,9 +193,12 @@ class Endpoint(Generic[Message]):
 
     async def _reply(self, message: Message, call: HttpCall, send: Send) -> None:
         """Create the answer to the message and send it. Raises: Problem, Stalled."""
-        headers_sent = {REQUEST_ID_HEADER: call.request_id}
+        headers_sent, ignored = {REQUEST_ID_HEADER: call.request_id}, call.reader.not_acted_upon
+        ignored += accepted_without_effect(message)
         try:
             reply = await self._answer(message, call)
+            if ignored:
+                headers_sent[NOT_ACTED_UPON] = header_value(ignored)
             await send_reply(reply, send, headers_sent, self._transport.stall_s, call.reader)
         except BatonError as error:
             raise problem_of(error, names_of(message)) from error

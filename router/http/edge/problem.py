@@ -116,7 +116,9 @@ class Problem(Exception):
         if dialect is Dialect.ANTHROPIC:
             otherwise = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
             kind = _ANTHROPIC_TYPES.get(self.status, otherwise)
-            return {"type": "error", "error": {"type": kind, "message": self.message}}
+            # Claude Code shortens its conversation when it reads this text.
+            too_long = "prompt is too long: " if self.code == _CODES["PROMPT_TOO_LONG"] else ""
+            return {"type": "error", "error": {"type": kind, "message": too_long + self.message}}
         otherwise = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
         kind = _TYPES.get(self.status, otherwise)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
@@ -137,6 +139,14 @@ def retry_later(message: str, code: str | None = None, ends_connection: bool = F
     return Problem(
         status, f"{message}; retry later", code=code, retry_after_s=_RETRY_S, ends_connection=ends_connection
     )
+
+
+def check_upgrade(headers: Mapping[str, str]) -> None:
+    """Check that the client does not require a WebSocket. Raises: Problem (426), after which clients use HTTP."""
+    if "sec-websocket-version" in headers:  # the server has removed the field Upgrade
+        raise Problem(
+            HTTPStatus.UPGRADE_REQUIRED, "upgrade: WebSocket is not supported; use HTTP", "upgrade", "no_websocket"
+        )
 
 
 def check_method(scope: Mapping[str, Any], *allowed: str) -> None:

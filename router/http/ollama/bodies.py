@@ -4,18 +4,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from baton.router.http.dialects import TEXT_ONLY, Body, Unserved, harmless
 from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import (
     MAX_TOOLS,
-    TEXT_ONLY,
-    Body,
     ChatTool,
     Count,
     ModelField,
     RequestFields,
     Texts,
-    Unserved,
-    harmless,
 )
 from baton.router.public.chat import EFFORT, THINKING
 from baton.router.public.vectors import INPUTS

@@ -5,9 +5,11 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from baton.router.http.answers import created_now
+from baton.router.http.dialects import Body
 from baton.router.http.edge.problem import Problem
 from baton.router.http.responses.bodies import ResponseRequest
 from baton.router.http.responses.items import Item
+from baton.router.http.responses.tools import FREE, FUNCTION, SHELL, free_input, mapped_tools, shell_action
 from baton.router.http.stream import PieceWriter, encoded_event
 from baton.router.types.response import AnswerId, ChoiceFinished, Delta, FinishReason, Started, Summary
 from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought
@@ -47,6 +49,8 @@ class ResponseWriter(PieceWriter):
         self._message = message
         self._keep = keep
         summarises = message.reasoning is not None and message.reasoning.summary is not None
+        self._tools = {tool.function_name: tool for tool in mapped_tools(message)}
+        self._arguments = ""  # arguments of the last item, if it is a call
         self._parts = {"message": _TEXT, "reasoning": _SUMMARY if summarises else _REASONING}
         self._events = 0
         self._completed = 0  # time of completion, seconds since 1970
@@ -117,7 +121,7 @@ class ResponseWriter(PieceWriter):
             "temperature": message.temperature,
             "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-            "tools": [_tool(tool.model_dump(exclude_none=True)) for tool in message.tools or ()],
+            "tools": [_tool(tool) for tool in message.tools or ()],
             "top_p": message.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -140,10 +144,15 @@ class ResponseWriter(PieceWriter):
             case Thought(text):
                 yield from self._write("reasoning", {"summary": [], "content": []}, text)
             case CallStart(call_id=call_id, name=name):
-                yield from self._open("function_call", {"call_id": call_id, "name": name, "arguments": ""})
+                tool = self._tools.get(name)
+                kind = FUNCTION if tool is None else tool.kind
+                begun = {"call_id": call_id, "name": name, "arguments": ""} if tool is None else tool.begun(call_id)
+                yield from self._open(kind, begun)
+                self._arguments = ""
             case CallArguments(arguments=arguments):
-                self.output[-1]["arguments"] += arguments
-                yield self._event("response.function_call_arguments.delta", **self._place, delta=arguments)
+                self._arguments += arguments
+                if self.output[-1]["type"] == FUNCTION:
+                    yield self._event("response.function_call_arguments.delta", **self._place, delta=arguments)
 
     def _write(self, kind: str, content: dict[str, Any], text: str) -> Iterator[bytes]:
         """Append a text to the last item. If its type is not `kind`, first open a new item with `content`."""
@@ -174,9 +183,22 @@ class ResponseWriter(PieceWriter):
             yield self._event(f"response.{part.text_event}.done", **self._at(part), text=text, **part.logprobs)
             yield self._event(f"response.{part.event}.done", **self._at(part), part=item[part.field][0])
         else:
-            named = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._event("response.function_call_arguments.done", **self._place, **named)
+            yield from self._close_call(item)
         yield self._event("response.output_item.done", output_index=len(self.output) - 1, item=item)
+
+    def _close_call(self, item: dict[str, Any]) -> Iterator[bytes]:
+        """Set the complete arguments of a call. Free text is sent as one delta, since it was a text in JSON."""
+        match item["type"]:
+            case "custom_tool_call":
+                item["input"] = free_input(self._arguments)
+                yield self._event("response.custom_tool_call_input.delta", **self._place, delta=item["input"])
+                yield self._event("response.custom_tool_call_input.done", **self._place, input=item["input"])
+            case "local_shell_call":
+                item["action"] = shell_action(self._arguments)
+            case _:
+                item["arguments"] = self._arguments
+                named = {"name": item["name"], "arguments": item["arguments"]}
+                yield self._event("response.function_call_arguments.done", **self._place, **named)
 
     @property
     def _place(self) -> dict[str, Any]:
@@ -192,9 +214,10 @@ class ResponseWriter(PieceWriter):
         return event
 
 
-_ITEM_IDS = {"message": str(AnswerId.MESSAGE), "reasoning": "rs_", "function_call": "fc_"}
+_ITEM_IDS = {"message": str(AnswerId.MESSAGE), "reasoning": "rs_", FUNCTION: "fc_", FREE: "ctc_", SHELL: "lsh_"}
 
 
-def _tool(given: dict[str, Any]) -> Item:
-    """Add to a tool the two fields that are never absent in OpenAI's responses."""
-    return {"parameters": None, "strict": None, **given}
+def _tool(tool: Body | dict[str, Any]) -> Item:
+    """Return a tool as the response repeats it. A function has two fields that are never absent at OpenAI."""
+    given = tool if isinstance(tool, dict) else tool.model_dump(exclude_none=True)
+    return {"parameters": None, "strict": None, **given} if given["type"] == "function" else given

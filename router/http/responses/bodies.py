@@ -4,11 +4,22 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from baton.router.http.dialects import (
+    OWN,
+    OWN_TOOLS,
+    PROVIDER_ITEMS,
+    Body,
+    ProviderTool,
+    ResponsesUnserved,
+    ToolUnserved,
+    Unserved,
+    harmless,
+    provider_own,
+    tool_kinds,
+)
 from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import (
     MAX_TOOLS,
-    OWN_TOOLS,
-    Body,
     Count,
     JsonObjectFormat,
     MessagePart,
@@ -17,12 +28,9 @@ from baton.router.http.messages import (
     Parameters,
     ResponseStreamOptions,
     TextFormat,
-    Unserved,
-    harmless,
 )
 
 _EARLIER = "part of an earlier answer"
-_CONVERSATION = "use previous_response_id to continue a conversation"
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -43,6 +51,7 @@ class EarlierItem(Body):
     id: str | None = None
 
     status: Status | None = harmless(_EARLIER)
+    metadata: Any = harmless("labels of the client")
 
 
 class InputMessage(EarlierItem):
@@ -51,6 +60,7 @@ class InputMessage(EarlierItem):
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
 
     phase: Literal["commentary", "final_answer"] | None = harmless("part of an earlier answer, which no template shows")
+    end_turn: bool | None = harmless(_EARLIER)
 
 
 class CallItem(EarlierItem):
@@ -59,8 +69,9 @@ class CallItem(EarlierItem):
     name: str
     arguments: str
 
+    namespace: str | None = Field(None, description="namespace of the function, if it has one")
+
     caller: Any = harmless("caller of an earlier call: the model")
-    namespace: Annotated[Any, Unserved(OWN_TOOLS)] = None
     async_: Annotated[Any, Unserved(OWN_TOOLS, (False,))] = Field(None, alias="async")
 
 
@@ -70,6 +81,50 @@ class CallOutputItem(EarlierItem):
     output: str | Annotated[list[ContentPart], Field(fail_fast=True)]
 
     caller: Any = harmless("caller of an earlier call: the model")
+
+
+class CustomCallItem(EarlierItem):
+    """Call of a tool with free text as input."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+
+    caller: Any = harmless("caller of an earlier call: the model")
+
+
+class CustomOutputItem(EarlierItem):
+    type: Literal["custom_tool_call_output"]
+    call_id: str
+    name: str | None = None
+    output: str | Annotated[list[ContentPart], Field(fail_fast=True)]
+
+    caller: Any = harmless("caller of an earlier call: the model")
+
+
+class ShellAction(Body):
+    type: Literal["exec"] = "exec"
+    command: list[str]
+    working_directory: str | None = None
+    timeout_ms: int | None = None
+    env: dict[str, str] | None = None
+    user: str | None = None
+
+
+class ShellCallItem(EarlierItem):
+    """Call of the client's shell."""
+
+    type: Literal["local_shell_call"]
+    call_id: str
+    action: ShellAction
+
+
+class ShellOutputItem(EarlierItem):
+    type: Literal["local_shell_call_output"]
+    call_id: str | None = Field(None, description="default: id")
+    output: str
 
 
 class SummaryText(Body):
@@ -89,22 +144,39 @@ class ReasoningItem(EarlierItem):
     summary: list[SummaryText] = Field(default_factory=list)
     content: list[ReasoningText] | None = Field(None, description="takes precedence over the summary")
 
-    encrypted_content: Annotated[Any, Unserved("reasoning is sent and received in content", ("",))] = None
+    encrypted_content: str | None = harmless("reasoning is sent and received in content")
 
 
 def _kind(item: Any) -> Any:
-    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    return OWN if isinstance(kind, str) and kind in PROVIDER_ITEMS else kind
 
 
+GivenItem = (
+    InputMessage
+    | CallItem
+    | CallOutputItem
+    | CustomCallItem
+    | CustomOutputItem
+    | ShellCallItem
+    | ShellOutputItem
+    | ReasoningItem
+)
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[CallOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
+    | Annotated[CustomOutputItem, Tag("custom_tool_call_output")]
+    | Annotated[ShellCallItem, Tag("local_shell_call")]
+    | Annotated[ShellOutputItem, Tag("local_shell_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | provider_own("web_search_call"),
     Discriminator(
         _kind,
         custom_error_type="unknown_kind",
-        custom_error_message="must be an item whose type is message, function_call, function_call_output or reasoning",
+        custom_error_message="must be an item whose type is message, function_call, function_call_output, "
+        "custom_tool_call, custom_tool_call_output, local_shell_call, local_shell_call_output or reasoning",
     ),
 ]
 
@@ -112,7 +184,7 @@ InputItem = Annotated[
 # Tools and the choice of a tool
 
 
-class FlatTool(Body):
+class FlatTool(ToolUnserved):
     """Function tool of the Responses API, which has no inner object `function`."""
 
     type: Literal["function"]
@@ -121,13 +193,53 @@ class FlatTool(Body):
     parameters: Parameters | None = None
     strict: bool | None = Field(None, description="calls forced by tool_choice follow the schema for both values")
 
-    defer_loading: Annotated[Any, Unserved(OWN_TOOLS, (False,))] = None
-    allowed_callers: Annotated[Any, Unserved(OWN_TOOLS, (["direct"],))] = None
-    output_schema: Annotated[Any, Unserved("describe the output in the description")] = None
+    defer_loading: bool | None = harmless("all tools are described at the beginning")
+
+
+class ToolGrammar(Body):
+    type: Literal["grammar"]
+    syntax: str
+    definition: str
+
+
+class FreeTool(ToolUnserved):
+    """Tool with free text as input. The model gets it as a function with one text, whose grammar is described."""
+
+    type: Literal["custom"]
+    name: str
+    description: str | None = None
+    format: Annotated[TextFormat | ToolGrammar, Field(discriminator="type")] | None = None
+
+    defer_loading: bool | None = harmless("all tools are described at the beginning")
+
+
+class ShellTool(Body):
+    """The client's shell. The model gets it as a function."""
+
+    type: Literal["local_shell"]
+
+
+class Namespace(Body):
+    """Named group of tools. The model gets each as NAMESPACE__NAME."""
+
+    type: Literal["namespace"]
+    name: str
+    description: str | None = None
+    tools: list[Annotated[FlatTool | FreeTool, Field(discriminator="type")]]
+
+
+ResponseTool = Annotated[
+    Annotated[FlatTool, Tag("function")]
+    | Annotated[FreeTool, Tag("custom")]
+    | Annotated[ShellTool, Tag("local_shell")]
+    | Annotated[Namespace, Tag("namespace")]
+    | ProviderTool,
+    tool_kinds({name: name for name in ("function", "custom", "local_shell", "namespace")}),
+]
 
 
 class FlatNamedTool(Body):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -149,7 +261,8 @@ class TextOptions(Body):
 class Reasoning(Body):
     effort: str | None = Field(
         None,
-        description="reasoning_effort of the model's template; if that has enable_thinking only, `none` is false",
+        description="reasoning_effort of the model's template, if it reads that; with enable_thinking only, `none` is "
+        "false",
     )
     summary: Literal["auto", "detailed"] | None = Field(
         None, description="the complete reasoning is sent as summary, not shortened; default: sent as content"
@@ -157,9 +270,7 @@ class Reasoning(Body):
 
     generate_summary: Annotated[Any, Unserved("use summary")] = None
     mode: Annotated[Any, Unserved("there is one mode", ("standard",))] = None
-    context: Annotated[Any, Unserved("the model's template selects the earlier reasoning that it shows", ("auto",))] = (
-        None
-    )
+    context: str | None = harmless("the model's template selects the earlier reasoning that it shows")
 
 
 Labels = Annotated[
@@ -167,7 +278,7 @@ Labels = Annotated[
 ]
 
 
-class ResponseRequest(OpenAIFields):
+class ResponseRequest(ResponsesUnserved, OpenAIFields):
     """POST /v1/responses."""
 
     renamed: ClassVar[Renamed] = {
@@ -189,19 +300,7 @@ class ResponseRequest(OpenAIFields):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     thinking_budget: Count | None = Field(None, description="maximum number of reasoning tokens")
-    tools: Annotated[list[FlatTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
     metadata: Labels | None = Field(None, description="labels, which the response repeats")
-    include: list[Literal["reasoning.encrypted_content"]] | None = harmless("reasoning is sent unencrypted")
-
-    max_tool_calls: Count | None = harmless(f"limits calls of server-side tools; {OWN_TOOLS}")
-
-    n: Annotated[Any, Unserved("a response has one choice", (1,))] = None
-    conversation: Annotated[Any, Unserved(_CONVERSATION)] = None
-    prompt: Annotated[Any, Unserved("prompts are not stored")] = None
-    background: Annotated[Any, Unserved("answers are returned to the request only", (False,))] = None
-    top_logprobs: Annotated[Any, Unserved("use /v1/chat/completions", (0,))] = None
-    truncation: Annotated[Any, Unserved("prompts that are too long are rejected", ("disabled",))] = None
-    context_management: Annotated[Any, Unserved("prompts that are too long are rejected", ([],))] = None
-    moderation: Annotated[Any, Unserved("moderation is not implemented")] = None

@@ -12,7 +12,12 @@ from baton.process.helper import Buffer, HelperBusy, HelperFailed
 from baton.router.http import parse_process
 from baton.router.http.edge.exchange import BodyReader
 from baton.router.http.edge.problem import Problem
-from baton.router.http.messages import MESSAGES, ChatRequest, CompletionRequest, DetokenizeRequest
+from baton.router.http.messages import (
+    MESSAGES,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+)
 from baton.router.http.parse import SMALL_BYTES, parse
 from baton.router.http.parse_process import pack, unpack
 from baton.router.http.responses.bodies import ResponseRequest

@@ -77,6 +77,7 @@ def status_lines(status: ClusterStatus, width: int) -> list[str]:
     """Return the complete status. Only a table with very long numbers may be wider than `width`."""
     details = (
         *refusal_lines(status),
+        *tool_lines(status),
         *release_lines(status),
         *departure_lines(status),
         *arithmetic_lines(status),
@@ -140,6 +141,13 @@ def names_above(columns: Sequence[Column[Row]], rows: Sequence[Row], names: Sequ
 def refusal_lines(status: ClusterStatus) -> list[str]:
     """List workers that get no requests, with the reason."""
     return [f"{name_of(worker)} is refused: {worker.refused}" for worker in status.workers if worker.refused]
+
+
+def tool_lines(status: ClusterStatus) -> list[str]:
+    """Say that tools are in a generic format, which models understand less well than their own."""
+    if status.tool_format != "generic":
+        return []
+    return ["tools are described in the system prompt, in a generic format: the model's chat template shows none"]
 
 
 def release_lines(status: ClusterStatus) -> list[str]:

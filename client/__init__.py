@@ -75,4 +75,5 @@ from baton.client.types import Usage as Usage
 from baton.client.why import BlockRun as BlockRun
 from baton.client.why import CacheAutopsy as CacheAutopsy
 from baton.client.why import ColocatedPrefill as ColocatedPrefill
+from baton.client.why import PromptChange as PromptChange
 from baton.client.why import RequestWhy as RequestWhy

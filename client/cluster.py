@@ -182,6 +182,7 @@ class ClusterStatus:
     release: str = ""  # release of this router; empty before 0.2.0
     protocol: int = 0  # newest protocol version that it speaks; 0 before release 0.2.0
     model_version: str = ""  # version of the weights for new requests; empty if unknown
+    tool_format: str = ""  # format of tool calls; generic: the chat template shows no tools; empty if unknown
 
 
 @dataclass(frozen=True, slots=True)

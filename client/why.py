@@ -53,6 +53,14 @@ class ColocatedPrefill:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptChange:
+    """First token at which a prompt no longer repeats that of the session's last turn, and text from there on."""
+
+    token: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestWhy:
     placed: RequestExplanation
     stages: RequestStages
@@ -62,3 +70,5 @@ class RequestWhy:
     cache: CacheAutopsy | None
     colocated: ColocatedPrefill | None
     drafts: RequestDrafts | None = None  # None without drafts
+    not_acted_upon: tuple[str, ...] = ()  # fields, headers and tools of the call that were accepted without effect
+    prompt_change: PromptChange | None = None  # None: no session, its first prompt, or it repeats the last turn

@@ -98,7 +98,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("ready", "detail", "registry_connected", "workers", "active_requests", "queued_requests", "other_routers", "planner", "indexed_blocks", "routers", "requests", "latency", "versions", "model_version")
+    __slots__ = ("ready", "detail", "registry_connected", "workers", "active_requests", "queued_requests", "other_routers", "planner", "indexed_blocks", "routers", "requests", "latency", "versions", "model_version", "tool_format")
     READY_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     REGISTRY_CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class GetStatusResponse(_message.Message):
     LATENCY_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FORMAT_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     detail: str
     registry_connected: bool
@@ -127,7 +128,8 @@ class GetStatusResponse(_message.Message):
     latency: LatencyStatus
     versions: _versions_pb2.Versions
     model_version: str
-    def __init__(self, ready: bool = ..., detail: _Optional[str] = ..., registry_connected: bool = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., other_routers: _Optional[int] = ..., planner: _Optional[_Union[PlannerStatus, _Mapping]] = ..., indexed_blocks: _Optional[int] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., requests: _Optional[_Union[RequestTotals, _Mapping]] = ..., latency: _Optional[_Union[LatencyStatus, _Mapping]] = ..., versions: _Optional[_Union[_versions_pb2.Versions, _Mapping]] = ..., model_version: _Optional[str] = ...) -> None: ...
+    tool_format: str
+    def __init__(self, ready: bool = ..., detail: _Optional[str] = ..., registry_connected: bool = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., other_routers: _Optional[int] = ..., planner: _Optional[_Union[PlannerStatus, _Mapping]] = ..., indexed_blocks: _Optional[int] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., requests: _Optional[_Union[RequestTotals, _Mapping]] = ..., latency: _Optional[_Union[LatencyStatus, _Mapping]] = ..., versions: _Optional[_Union[_versions_pb2.Versions, _Mapping]] = ..., model_version: _Optional[str] = ..., tool_format: _Optional[str] = ...) -> None: ...
 
 class RequestTotals(_message.Message):
     __slots__ = ("started", "ended", "prompt_tokens", "generated_tokens")
@@ -585,7 +587,7 @@ class WhyRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class WhyResponse(_message.Message):
-    __slots__ = ("placed", "stages", "stalls", "stall_count", "longest_gap_ms", "cache", "colocated", "drafts")
+    __slots__ = ("placed", "stages", "stalls", "stall_count", "longest_gap_ms", "cache", "colocated", "drafts", "not_acted_upon", "prompt_change")
     PLACED_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     STALLS_FIELD_NUMBER: _ClassVar[int]
@@ -594,6 +596,8 @@ class WhyResponse(_message.Message):
     CACHE_FIELD_NUMBER: _ClassVar[int]
     COLOCATED_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NOT_ACTED_UPON_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_CHANGE_FIELD_NUMBER: _ClassVar[int]
     placed: ExplainResponse
     stages: RequestStages
     stalls: _containers.RepeatedCompositeFieldContainer[RequestStall]
@@ -602,7 +606,17 @@ class WhyResponse(_message.Message):
     cache: CacheAutopsy
     colocated: ColocatedPrefill
     drafts: RequestDrafts
-    def __init__(self, placed: _Optional[_Union[ExplainResponse, _Mapping]] = ..., stages: _Optional[_Union[RequestStages, _Mapping]] = ..., stalls: _Optional[_Iterable[_Union[RequestStall, _Mapping]]] = ..., stall_count: _Optional[int] = ..., longest_gap_ms: _Optional[float] = ..., cache: _Optional[_Union[CacheAutopsy, _Mapping]] = ..., colocated: _Optional[_Union[ColocatedPrefill, _Mapping]] = ..., drafts: _Optional[_Union[RequestDrafts, _Mapping]] = ...) -> None: ...
+    not_acted_upon: _containers.RepeatedScalarFieldContainer[str]
+    prompt_change: PromptChange
+    def __init__(self, placed: _Optional[_Union[ExplainResponse, _Mapping]] = ..., stages: _Optional[_Union[RequestStages, _Mapping]] = ..., stalls: _Optional[_Iterable[_Union[RequestStall, _Mapping]]] = ..., stall_count: _Optional[int] = ..., longest_gap_ms: _Optional[float] = ..., cache: _Optional[_Union[CacheAutopsy, _Mapping]] = ..., colocated: _Optional[_Union[ColocatedPrefill, _Mapping]] = ..., drafts: _Optional[_Union[RequestDrafts, _Mapping]] = ..., not_acted_upon: _Optional[_Iterable[str]] = ..., prompt_change: _Optional[_Union[PromptChange, _Mapping]] = ...) -> None: ...
+
+class PromptChange(_message.Message):
+    __slots__ = ("token", "text")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    text: str
+    def __init__(self, token: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class CacheAutopsy(_message.Message):
     __slots__ = ("worker_id", "attempt", "block_tokens", "runs", "known_s", "expected_blocks")

@@ -30,6 +30,7 @@ from baton.process.security.api_keys import UNLIMITED
 from baton.process.telemetry.trace_context import TraceContext, current_request_id, current_trace
 from baton.router.admission.key_limits import KeyMeter, KeyMeters
 from baton.router.admission.queue import RETRY_AFTER_S, RequestClass
+from baton.router.model.generic_tools import GENERIC
 from baton.router.model.served_model import ChosenModel, ServedModel, choose_adapter, served_adapters
 from baton.router.model.validation import DrawnValues, validate
 from baton.router.readiness import Readiness
@@ -48,11 +49,13 @@ from baton.router.trace.record import (
     RequestEnd,
     RequestOutcome,
     RequestRecord,
+    ShownChange,
     end_of,
     left,
     stages,
 )
 from baton.router.trace.report import RequestReport, gaps_so_far, is_named, report_of
+from baton.router.trace.session_prompts import SessionPrompts
 from baton.router.trace.spans import Tracer
 from baton.router.types.request import GenerationRequest, Operation, PreparedRequest
 from baton.router.types.response import (
@@ -68,6 +71,7 @@ from baton.router.types.response import (
     resume_token,
 )
 from baton.router.types.worker import Adapter
+from baton.text.output.formats.choose import format_of
 
 
 class RequestCounts:
@@ -268,6 +272,7 @@ class Dispatcher:
         self._streams = streams
         self._meters = meters or KeyMeters()
         self.accounts = Accounts(tracer, counts)
+        self._session_prompts = SessionPrompts()
         self.draining = False
         self._stopped = False
         # For each running request that cannot be resumed: the callback that fails it.
@@ -345,6 +350,16 @@ class Dispatcher:
         """Version of the weights that new requests use; empty until a model is loaded."""
         served = self._readiness.gate.served
         return "" if served is None else ChosenModel(served, self._weights).version
+
+    @property
+    def tool_format(self) -> str:
+        """Name of the format of tool calls; "generic" if the chat template shows no tools; empty if unknown."""
+        served = self._readiness.gate.served
+        template = served.tokenizer.chat_template if served is not None else None
+        if template is None:
+            return ""
+        found = format_of(template)
+        return GENERIC if not template.shows_tools else "" if found is None else found.name
 
     @property
     def _weights(self) -> Adapter | None:
@@ -434,6 +449,9 @@ class Dispatcher:
         record.version = beginning.chosen.version
         record.is_resumed = beginning.resumption is not None
         record.timeline.tokenised_s = time.monotonic()
+        if not record.is_resumed and (change := self._session_prompts.compare(beginning.request)) is not None:
+            text = await beginning.chosen.served.tokenizer.decode(change.token_ids, False)
+            record.prompt_change = ShownChange(change.at, text)
         return beginning
 
     async def _begin(self, request: GenerationRequest | ResumeRequest, deadline_s: float) -> Beginning:

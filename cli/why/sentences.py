@@ -15,7 +15,22 @@ NAMED = 2
 
 def sentences(found: RequestWhy) -> tuple[str, ...]:
     """Return the sentences on first token, stalls, drafts and cache."""
-    return first_token(found), stalls(found), *([drafts(found.drafts)] if found.drafts else []), cached(found)
+    further = [drafts(found.drafts)] if found.drafts else []
+    return first_token(found), stalls(found), *further, cached(found), *changed(found), *ignored(found)
+
+
+def changed(found: RequestWhy) -> Sequence[str]:
+    """Say where the prompt of a session changed, if it did: KV from there on cannot be reused."""
+    change = found.prompt_change
+    if change is None:
+        return ()
+    text = f"Its prompt differs from the last turn at token {change.token}: {change.text!r}"
+    return (f"{text}; no KV of the session from there on could be reused.",)
+
+
+def ignored(found: RequestWhy) -> Sequence[str]:
+    """Say what the client sent that was accepted without effect."""
+    return (f"Accepted, but not acted upon: {listed(found.not_acted_upon)}.",) if found.not_acted_upon else ()
 
 
 def first_token(found: RequestWhy) -> str:

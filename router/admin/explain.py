@@ -79,7 +79,7 @@ class Explainer:
     def why(self, given: str) -> admin_pb2.WhyResponse:
         """Explain a request's placement, its time and its cached blocks. Raises: NotFound, as `explain`."""
         found = self._find(given)
-        gaps, drafts = found.gaps, request_drafts(found.drafts)
+        gaps, drafts, change = found.gaps, request_drafts(found.drafts), found.prompt_change
         number = _computing_attempt(found)
         note = found.notes[number - 1]
         known = note.decision is not None
@@ -90,6 +90,8 @@ class Explainer:
             stall_count=gaps.stall_count if gaps is not None else 0,
             longest_gap_ms=gaps.max_ms if gaps is not None else 0.0,
             drafts=drafts,
+            not_acted_upon=found.not_acted_upon,
+            prompt_change=admin_pb2.PromptChange(**change._asdict()) if change is not None else None,
             cache=cache_autopsy(note, number, found.salted, self._worker_id) if known else None,
             colocated=colocated_message(note, self._local_prefills, self._worker_id) if known else None,
         )

@@ -95,6 +95,7 @@ class AdminServicer:
             requests=request_totals(self.dispatcher.accounts.counts),
             versions=versions_message(OWN),
             model_version=self.dispatcher.version,
+            tool_format=self.dispatcher.tool_format,
         )
 
     def _routers(self) -> list[admin_pb2.RouterStatus]:

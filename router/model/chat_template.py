@@ -74,6 +74,11 @@ class ChatTemplate:
     def close(self) -> None:
         self._helper.close()
 
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the template shows tools to the model. If not, the generic format does (generic_tools.py)."""
+        return "tools" in self.variables
+
     def writes(self, token: str) -> bool:
         """Return whether the template contains the token's text, or could write it by a name such as `bos_token`."""
         return token in self.source or token in self._special_tokens.values()

@@ -25,6 +25,7 @@ from baton.router.model.chat_template import ChatTemplate, UnreadOption, chat_te
 from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_family, read_generation_defaults
 from baton.router.model.form_checker import FormChecker
 from baton.router.model.form_process import Setup
+from baton.router.model.generic_tools import with_described_tools
 from baton.router.model.marks import find_marks
 from baton.router.model.prompt_reader import (
     LONG_BYTES,
@@ -287,6 +288,8 @@ class TokenizerWorker:
         """Render a chat with the model's template. Raises: InvalidArgument, Unavailable."""
         if self.chat_template is None:
             raise InvalidArgument("messages", "this model has no chat template; use Generate")
+        if prompt.tools and not self.chat_template.shows_tools:
+            prompt = with_described_tools(prompt)
         try:
             return await self.chat_template.render(
                 await self.chat_template.shown(prompt.messages, tenant, has_tools=bool(prompt.tools)),

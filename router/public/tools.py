@@ -10,9 +10,10 @@ from typing import Any
 
 from baton.process.errors import InvalidArgument
 from baton.router.model.chat_template import ChatTemplate
+from baton.router.model.generic_tools import NAME
 from baton.router.model.served_model import TokenizerWorker
 from baton.text.output.forced import ForcedCalls, call_schema, json_form, own_form
-from baton.text.output.formats.choose import Format, format_of
+from baton.text.output.formats.choose import FORMATS, Format, format_of
 from baton.text.output.formats.llama import LlamaReader
 from baton.text.output.pieces import Schemas, ToolParser
 from baton.text.output.tool_calls import CallsOrForm, FirstCall, NamedParser
@@ -102,19 +103,20 @@ class ToolUse:
 def tool_use(asked: ToolsAsked, form: StructuredOutput | None, tokenizer: TokenizerWorker) -> ToolUse:
     """Decide how tools are handled. `form`: requested form of an answer without calls. Raises: InvalidArgument."""
     tools, choice, template = asked.tools, asked.choice, tokenizer.chat_template
-    taught, schemas = format_of(template), asked.schemas()
+    schemas = asked.schemas()
     if not tools and choice not in (ToolChoice.AUTO, ToolChoice.NONE):
         raise InvalidArgument("tool_choice", "requires tools")
     if not tools or choice is ToolChoice.NONE:
+        taught = format_of(template)
         if taught is None or not taught.has_channels:
             return ToolUse(form=form)
         return ToolUse(form=form, parser=lambda: taught.reader({}), shown_tokens=taught.special)
+    taught = _format(template)
     if isinstance(choice, Function):
         if choice.name not in schemas:
             raise InvalidArgument("tool_choice.function.name", f"{choice.name!r} is not among the tools")
         schemas = {choice.name: schemas[choice.name]}
     if choice is ToolChoice.AUTO:
-        check_shown(template)
         if form is not None:
             return _call_or_form(asked, form, tokenizer, taught)
         if taught is None:
@@ -122,7 +124,7 @@ def tool_use(asked: ToolsAsked, form: StructuredOutput | None, tokenizer: Tokeni
         reader = lambda: FirstCall(taught.reader(schemas)) if asked.one_call else taught.reader(schemas)  # noqa: E731
         return ToolUse(tools, parser=reader, shown_tokens=taught.special)
     held = asked.held(schemas, has_to=True)
-    if taught is not None and template is not None and "tools" in template.variables:
+    if taught is not None and template is not None:
         several = not asked.one_call and not isinstance(choice, Function)
         own = own_form(taught.name, ForcedCalls(held, several, template.source, tokenizer.added_tokens))
         if own is not None:
@@ -154,11 +156,9 @@ def _call_or_form(
     return ToolUse(asked.tools, either, True, lambda: LlamaReader(held))
 
 
-def check_shown(template: ChatTemplate | None) -> None:
-    """Check that the chat template shows tools to the model. Raises: InvalidArgument."""
-    if template is not None and "tools" not in template.variables:
-        message = "this model's chat template does not show tools; tool_choice can still force a call"
-        raise InvalidArgument("tools", message)
+def _format(template: ChatTemplate | None) -> Format | None:
+    """Return the format of calls: the template's own, or the generic one if it does not show tools."""
+    return FORMATS[NAME] if template is not None and not template.shows_tools else format_of(template)
 
 
 def _calls_schema(schemas: Schemas, most: int | None) -> dict[str, Any]:

@@ -504,6 +504,13 @@ def end_of(error: BaseException, dispatched: bool) -> RequestEnd:
     )
 
 
+class ShownChange(NamedTuple):
+    """Index of the first token at which a session's prompt changed, and the text from there on."""
+
+    token: int
+    text: str
+
+
 @dataclass(slots=True, eq=False)
 class RequestRecord:
     """Record of a request, filled in as it proceeds. `identity`: trace and span id of the trace's root span."""
@@ -529,6 +536,7 @@ class RequestRecord:
 
     salted: Held = NOWHERE  # prefix cached under another salt; set when the request has completed
     not_acted_upon: Sequence[str] = ()  # fields, headers and tools of the call that were accepted without effect
+    prompt_change: ShownChange | None = None  # where the prompt differs from that of the session's last turn
 
     @property
     def name(self) -> str:

@@ -1,6 +1,6 @@
 """Report of one request, the source of `why`, `top`, the web page and timelines; and the list of the newest reports.
 
-A report does not contain the prompt or the answer.
+A report contains nothing of the answer, and of the prompt only a few words where a session's prompt changed.
 """
 
 from collections import deque
@@ -12,7 +12,16 @@ from typing import NamedTuple, Protocol, TypeVar
 from baton.process.telemetry.spans import FinishedSpan, WallClock
 from baton.router.cache.autopsy import NOWHERE, Held
 from baton.router.trace.latency import quantiles
-from baton.router.trace.record import AttemptNote, GapSummary, RequestRecord, Stall, Timeline, TokenGaps, stages
+from baton.router.trace.record import (
+    AttemptNote,
+    GapSummary,
+    RequestRecord,
+    ShownChange,
+    Stall,
+    Timeline,
+    TokenGaps,
+    stages,
+)
 from baton.router.types.events import NO_DRAFTS, Drafts
 from baton.router.types.response import Stages, bare_id
 
@@ -66,6 +75,7 @@ class RequestReport:
     notes: tuple[AttemptNote, ...] = ()
     salted: Held = NOWHERE  # prefix that was cached under another salt when the request completed
     stage_times: tuple[StageTime, ...] = ()  # empty while the request runs
+    prompt_change: ShownChange | None = None  # where the prompt differs from that of the session's last turn
     not_acted_upon: tuple[str, ...] = ()  # fields, headers and tools of the call that were accepted without effect
 
     @property
@@ -115,6 +125,7 @@ def report_of(
         notes=tuple(timeline.notes),
         salted=record.salted,
         stage_times=tuple(StageTime(span.name, span.start_ns, span.end_ns) for span in spans[1:]),
+        prompt_change=record.prompt_change,
         not_acted_upon=tuple(dict.fromkeys(record.not_acted_upon)),
     )
 

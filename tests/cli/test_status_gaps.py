@@ -47,6 +47,7 @@ async def test_ready_router_names_what_it_lacks(connected: tuple[WorkerRole, ...
             queued=0,
             version="",
             accounts=SimpleNamespace(counts=RequestCounts()),
+            tool_format="",
             readiness=SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole), refused={}),
         ),
         SimpleNamespace(),  # type: ignore[arg-type]

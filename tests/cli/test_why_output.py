@@ -8,7 +8,7 @@ import pytest
 import baton.cli.connection
 from baton.cli.layout import ms, seconds
 from baton.cli.why.placement import placement_lines
-from baton.cli.why.sentences import cached, drafts, first_token, sentences, stalls
+from baton.cli.why.sentences import cached, changed, drafts, first_token, ignored, sentences, stalls
 from baton.cli.why.show import show_why
 from baton.cli.why.tables import WIDTH, colocated_sentences, lines
 from baton.cli.why.words import CAUSES, age
@@ -19,6 +19,7 @@ from baton.client import (
     ColocatedPrefill,
     ExplainedAttempt,
     ModelNotFound,
+    PromptChange,
     RequestDrafts,
     RequestExplanation,
     RequestStages,
@@ -122,6 +123,17 @@ def test_why_sentences_include_drafts() -> None:
 )
 def test_why_drafts_that_cost_time_say_so(given: RequestDrafts, said: str) -> None:
     assert drafts(given) == f"{said} than without drafts."
+
+
+def test_why_says_where_the_prompt_changed_and_what_was_ignored() -> None:
+    found = replace(FOUND, prompt_change=PromptChange(12, "2. Be brief"), not_acted_upon=("store", "tools[4] (x)"))
+
+    assert changed(FOUND) == ignored(FOUND) == ()
+    assert sentences(found)[-2:] == (
+        "Its prompt differs from the last turn at token 12: '2. Be brief'; no KV of the session from there on could be "
+        "reused.",
+        "Accepted, but not acted upon: store and tools[4] (x).",
+    )
 
 
 def test_why_cached_counts_fates_of_blocks() -> None:

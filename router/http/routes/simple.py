@@ -13,7 +13,6 @@ from baton.router.http.messages import DetokenizeRequest, GenerateRequest, Token
 from baton.router.http.requests import HttpCall, chat_message, names_of, shown_tools, simple_request
 from baton.router.http.stream import AnswerWriter, PromptEvent, stream
 from baton.router.public.service import MAX_DETOKENIZE_TOKENS
-from baton.router.public.tools import check_shown
 from baton.router.types.request import ChatPrompt
 from baton.router.types.response import Delta, ResponseEvent
 
@@ -38,8 +37,6 @@ async def tokenize(dispatcher: Dispatcher, message: TokenizeRequest, call: HttpC
     if message.prompt is not None:
         token_ids = await served.tokenize(message.prompt, message.add_special_tokens is not False, call.caller.tenant)
     else:
-        if message.tools:
-            check_shown(served.tokenizer.chat_template)
         messages = [chat_message(each) for each in message.messages or ()]
         options = message.chat_template_kwargs or {}
         prompt = ChatPrompt(messages, shown_tools(message.tools), options, message.add_generation_prompt is not False)

@@ -301,3 +301,63 @@ async def test_websocket_is_answered_with_426_and_models_ignore_the_client_versi
 
     assert (await gateway.client.get(RESPONSES, headers=upgrade)).status_code == 426
     assert (await gateway.client.get("/v1/models?client_version=0.171.0")).status_code == 200
+
+
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+"""A template that shows no tools."""
+
+
+def opencode(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A turn of OpenCode."""
+    said = [{"role": "system", "content": "You are opencode."}, {"role": "user", "content": "say hello"}]
+    tool = {"type": "function", "function": {"name": "bash", "description": "Run.", "parameters": SCHEMA}}
+    body = {"model": "tiny", "messages": [*said, *messages], "tools": [tool], "tool_choice": "auto", "max_tokens": 200}
+    return body | fields
+
+
+async def test_tools_are_described_for_a_template_that_shows_none(gateway: Gateway) -> None:
+    await gateway.thinks("Now. " + called("bash", command="ls"), template=PLAIN)
+
+    message = (await gateway.post(CHAT, **opencode()))["choices"][0]["message"]
+
+    assert gateway.prompt().startswith("[system]You are opencode.\n\n# Tools")
+    assert '{"name": "bash", "description": "Run.", "parameters": {"type": "object"' in gateway.prompt()
+    assert message["content"] == "Now."
+    assert [call["function"] for call in message["tool_calls"]] == [{"name": "bash", "arguments": '{"command": "ls"}'}]
+    assert gateway.process.dispatcher.tool_format == "generic"
+
+
+async def test_calls_and_results_are_text_for_a_template_that_shows_no_tools(gateway: Gateway) -> None:
+    await gateway.thinks("ok", template=PLAIN)
+    calls = [
+        {"id": f"c{each}", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+        for each in (1, 2)
+    ]
+    results = [{"role": "tool", "tool_call_id": f"c{each}", "content": f"result {each}"} for each in (1, 2)]
+
+    await gateway.post(CHAT, **opencode({"role": "assistant", "content": None, "tool_calls": calls}, *results))
+
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    answers = "\n".join(f"<tool_response>\nresult {each}\n</tool_response>" for each in (1, 2))
+    assert gateway.prompt().endswith(f"[assistant]{call}\n{call}[user]{answers}[assistant]")
+
+
+async def test_forced_call_follows_a_grammar_for_a_template_that_shows_no_tools(gateway: Gateway) -> None:
+    await gateway.thinks(called("bash", command="ls"), template=PLAIN)
+
+    answer = await gateway.post(CHAT, **opencode(tool_choice="required"))
+
+    assert '"<tool_call>" "\\n"' in gateway.prefill.sampling.structured.text
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_changed_prompt_of_a_session_is_found_with_its_words(gateway: Gateway) -> None:
+    for request_id, system in (("r1", "It is 12:01."), ("r2", "It is 12:01."), ("r3", "It is 12:02.")):
+        messages = [{"role": "system", "content": system + " Be brief." * 20}, {"role": "user", "content": "hi"}]
+        await gateway.post(CHAT, messages=messages, max_tokens=4, session_id="s", request_id=request_id, user="u")
+
+    reports = [gateway.process.dispatcher.accounts.find(each) for each in ("r1", "r2", "r3")]
+    assert [each and each.not_acted_upon for each in reports] == [("user",)] * 3
+    changes = [each and each.prompt_change for each in reports]
+    assert changes[:2] == [None, None]
+    assert changes[2] is not None and changes[2].text.startswith("2. Be brief.")

@@ -6,13 +6,15 @@ from importlib.util import find_spec
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from baton.cli.commands import adapter, ask, cache, change, inspect, installation, keys, offline, up
+from baton.cli.commands import adapter, agents, ask, cache, change, inspect, installation, keys, offline, up
 from baton.cli.options import VARIABLES_PREFIX, status_legend
 from baton.launch import CommandFailed
 from baton.process.config import ConfigError
 
 # `baton test` passes unknown flags, such as -h, to pytest.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
+AGENT_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+# What follows the agent's name belongs to the agent.
 
 app = typer.Typer(
     name="baton",
@@ -27,6 +29,7 @@ SERVE, ASK, WATCH, CHANGE, MEASURE, INSTALLATION = (
 )  # fmt: skip
 # Each flag of `up` is also a BATON_* variable, like the flags of the processes that it starts.
 app.command(rich_help_panel=SERVE, context_settings={"auto_envvar_prefix": VARIABLES_PREFIX})(up.up)
+app.command(rich_help_panel=SERVE, context_settings=AGENT_ARGUMENTS)(agents.launch)
 app.add_typer(keys.app, name="keys", rich_help_panel=SERVE)
 app.command(rich_help_panel=SERVE)(keys.certs)
 for command in (ask.chat, ask.generate, offline.batch):

@@ -4,6 +4,7 @@ import typer
 
 from baton.cli.options import flags_of
 from baton.lab.commands.bench_options import (
+    AgentsOptions,
     CurvesOptions,
     EngineBenchOptions,
     GatewayBenchOptions,
@@ -123,9 +124,28 @@ def engine(options: EngineBenchOptions) -> None:
     raise typer.Exit(run_engine_bench(options))
 
 
+@flags_of
+def agents(options: AgentsOptions) -> None:
+    """Run sessions of Claude Code, Codex, OpenCode and Qwen Code, unmodified, with scripted answers of a real router.
+
+    Installs the tested versions from npm. Exit code 1 if an agent failed, a tool call was lost, doubled or altered, or
+    prompts repeat less than 99 % of the earlier turns, so that their KV could not be reused.
+    """
+    from baton.lab.benchmarks.agents.run import TESTED, run_agents_bench
+
+    for name in options.only or ():
+        if name not in TESTED:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(TESTED)}", param_hint="--only")
+    raise typer.Exit(run_agents_bench(options))
+
+
+clients_app = typer.Typer(no_args_is_help=True, help="Run programs of others against Baton.")
+clients_app.command()(agents)
+clients_app.callback()(lambda: None)
 app = typer.Typer(
     no_args_is_help=True,
     help="Measure this machine and Baton on it. Only `serve` needs a running server.",
 )
+app.add_typer(clients_app, name="clients")
 for command in (curves, peers, serve, goodput, isolation, route, gateway, router, engine):
     app.command()(command)

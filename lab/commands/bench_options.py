@@ -416,3 +416,13 @@ class EngineBenchOptions(ModelBenchOptions):
     @property
     def batches(self) -> tuple[int, ...]:
         return read_sizes(self.batch, "--batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentsOptions:
+    only: Annotated[list[str] | None, typer.Option("--only", help="Agents to run; may be repeated. Default: all.")] = (
+        None
+    )
+    turns: Annotated[int, typer.Option(min=1, help="Calls of a tool in a session.")] = 30
+    folder: Annotated[Path | None, typer.Option(help="Folder of the installed agents. Default: .cache/agents.")] = None
+    json: Annotated[bool, typer.Option("--json", help="An object instead of a table.")] = False

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,10 +40,11 @@ Session = RouterLink[session_pb2.ConnectResponse]
 
 
 @dataclass(slots=True)
-class _Sequence:
+class ZeroSequence:
     attempt_id: int
-    made: int
+    made: int  # number of sent tokens
     tokens: int  # number of tokens after which the sequence ends
+    answer: Sequence[int] = ()  # tokens of the answer; empty: letters
 
 
 class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
@@ -52,7 +53,7 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
     def __init__(self, role: "session_pb2.Role", folder: str) -> None:
         self.info = worker_info(role, folder)
         self._hub: LinkHub[session_pb2.ConnectResponse] = LinkHub(1.0, 1 << 20, self._forget)
-        self._running: dict[bytes, dict[int, _Sequence]] = {}  # by router id, then by attempt id
+        self._running: dict[bytes, dict[int, ZeroSequence]] = {}  # by router id, then by attempt id
         self.marks: deque[int] = deque(maxlen=1 << 16)
 
     async def Connect(
@@ -97,21 +98,29 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
                     self._first_step(session, start)
                 if start.sampling.max_tokens > 1:
                     self.marks.clear()
-                    sequence = _Sequence(start.attempt_id, 1, start.sampling.max_tokens)
+                    sequence = self._begun(start)
+                    sequence.made = 1
                     self._running.setdefault(session.router_id, {})[start.attempt_id] = sequence
             case "cancel":
                 self._running.get(session.router_id, {}).pop(command.cancel.attempt_id, None)
 
     def _first_step(self, session: Session, command: Any) -> None:
-        output = self._output(_Sequence(command.attempt_id, 0, command.sampling.max_tokens))
+        output = self._output(self._begun(command))
         timings = session_pb2.PrefillTimings(chunk_ms=[0.0])
         self._say(
             session, first_step=session_pb2.FirstStep(attempt_id=command.attempt_id, outputs=[output], timings=timings)
         )
 
-    def _output(self, sequence: _Sequence) -> session_pb2.SequenceOutput:
-        token_id, sequence.made = FIRST_LETTER + sequence.made % 26, sequence.made + 1
-        end = session_pb2.END_REASON_LENGTH if sequence.made == sequence.tokens else None
+    def _begun(self, command: Any) -> ZeroSequence:
+        """Return the sequence for a command, without tokens."""
+        return ZeroSequence(command.attempt_id, 0, command.sampling.max_tokens)
+
+    def _output(self, sequence: ZeroSequence) -> session_pb2.SequenceOutput:
+        answer = sequence.answer
+        token_id = answer[sequence.made] if answer else FIRST_LETTER + sequence.made % 26
+        sequence.made += 1
+        reason = session_pb2.END_REASON_STOP if answer else session_pb2.END_REASON_LENGTH
+        end = reason if sequence.made == sequence.tokens else None
         return session_pb2.SequenceOutput(
             attempt_id=sequence.attempt_id, offset=sequence.made - 1, token_ids=[token_id], end=end
         )
@@ -135,9 +144,8 @@ def worker_info(role: "session_pb2.Role", folder: str) -> session_pb2.WorkerInfo
     )  # fmt: skip
 
 
-async def serve(folder: str, ports: tuple[int, int], interval_s: float) -> int:
-    """Serve both roles until killed."""
-    workers = [ZeroWorker(role, folder) for role in (session_pb2.ROLE_PREFILL, session_pb2.ROLE_DECODE)]
+async def serve_workers(workers: Sequence[ZeroWorker], ports: tuple[int, int], interval_s: float) -> int:
+    """Serve a prefill and a decode worker until killed."""
     decode = workers[1]
 
     async def marks(request: bytes, context: Any) -> bytes:
@@ -203,4 +211,5 @@ async def serve_floor(port: int, interval_s: float) -> int:
 if __name__ == "__main__":
     if sys.argv[1] == "floor":
         sys.exit(run(serve_floor(int(sys.argv[2]), float(sys.argv[3]) / 1e3)))
-    sys.exit(run(serve(sys.argv[1], (int(sys.argv[2]), int(sys.argv[3])), float(sys.argv[4]) / 1e3)))
+    both = [ZeroWorker(role, sys.argv[1]) for role in (session_pb2.ROLE_PREFILL, session_pb2.ROLE_DECODE)]
+    sys.exit(run(serve_workers(both, (int(sys.argv[2]), int(sys.argv[3])), float(sys.argv[4]) / 1e3)))

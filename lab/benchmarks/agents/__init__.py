@@ -1,0 +1,1 @@
+"""Coding agents, unmodified, against a real router whose workers answer from a script."""

@@ -49,8 +49,8 @@ class Start:
 
 
 def _claude(service: Service) -> Start:
-    models = ("ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
-    models += tuple(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU"))
+    sizes = (f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU"))
+    models = ("ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL", *sizes)
     variables = {
         "ANTHROPIC_BASE_URL": service.url,
         "ANTHROPIC_AUTH_TOKEN": service.key,

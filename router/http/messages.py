@@ -332,6 +332,9 @@ class ChatRequest(ChatUnserved, ChoiceFields):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(
+        None, description="true: the answer continues the last message, which is the assistant's"
+    )
     chat_template_kwargs: TemplateOptions | None = Field(None, description="variables of the model's template")
     reasoning_effort: str | None = Field(
         None,
@@ -341,8 +344,6 @@ class ChatRequest(ChatUnserved, ChoiceFields):
     thinking_budget: Count | None = Field(None, description="maximum number of reasoning tokens")
     thinking_token_budget: Count | None = Field(None, description="vLLM's name of thinking_budget")
     include_reasoning: bool | None = Field(None, description="false: reasoning is generated but not sent")
-
-    continue_final_message: Annotated[Any, Unserved("use /v1/completions to continue a text", (False,))] = None
 
 
 # vLLM's simple server and its tokenizer routes

@@ -170,7 +170,8 @@ async def chat_request(
     logprobs = logprobs_count(message.logprobs, message.top_logprobs)
     prompt = ChatPrompt(
         messages=_without_front_lines([chat_message(each) for each in message.messages]),
-        add_generation_prompt=message.add_generation_prompt is not False,
+        add_generation_prompt=message.add_generation_prompt is not False and not message.continue_final_message,
+        continues=_continues(message),
     )
     sampling = replace(_sampling(message, max_tokens, logprobs, _prompt_logprobs(message)), is_clamped=is_clamped)
     request = _request(Operation.CHAT, prompt, message, call, sampling, bool(message.stream))
@@ -209,6 +210,18 @@ def simple_request(message: GenerateRequest, call: HttpCall) -> GenerationReques
     """Convert the body of POST /generate. Raises: Problem."""
     sampling = _sampling(message, _or_default(message.max_tokens), None, None)
     return _request(Operation.GENERATE, TextPrompt(message.prompt), message, call, sampling, bool(message.stream))
+
+
+def _continues(message: ChatRequest) -> bool:
+    """Return whether the answer continues the last message. Raises: Problem if it cannot."""
+    if not message.continue_final_message:
+        return False
+    last = message.messages[-1] if message.messages else None
+    if message.add_generation_prompt:
+        raise refused("continue_final_message", "cannot be combined with add_generation_prompt; remove one of the two")
+    if last is None or last.role != "assistant" or last.tool_calls or not _text(last.content).strip():
+        raise refused("continue_final_message", "the last message must be a text of the assistant")
+    return True
 
 
 def _without_front_lines(messages: list[Message]) -> list[Message]:

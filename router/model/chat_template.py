@@ -203,6 +203,18 @@ def conversation_entry(message: Message) -> dict[str, Any]:
     return entry
 
 
+def up_to_text(rendered: str, text: str) -> str:
+    """Return a prompt up to the end of its last message's text. Raises: TemplateRefused if the prompt does not show it.
+
+    As in transformers: templates may strip white space around the text.
+    """
+    at = rendered.rfind(text.strip())
+    if at < 0:
+        raise TemplateRefused("the last message cannot be continued: the template shows it in another form")
+    begun = text.lstrip()
+    return rendered[:at] + (begun if rendered.startswith(begun, at) else text.strip())
+
+
 def chat_template_of(tokenizer: CheckpointTokenizer, tool_format: str = "") -> ChatTemplate | None:
     """Compile the checkpoint's chat template; None if it has none. Blocks. Raises: ModelFolderError.
 

@@ -21,7 +21,7 @@ from tokenizers import Encoding, Tokenizer
 from baton.process.errors import InvalidArgument, NotFound, Unavailable
 from baton.process.registry.worker_record import WEIGHTS, WorkerRole, version_of, weights_digest
 from baton.router.admission.queue import RETRY_AFTER_S
-from baton.router.model.chat_template import ChatTemplate, UnreadOption, chat_template_of
+from baton.router.model.chat_template import ChatTemplate, UnreadOption, chat_template_of, up_to_text
 from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_family, read_generation_defaults
 from baton.router.model.form_checker import FormChecker
 from baton.router.model.form_process import Setup
@@ -291,7 +291,7 @@ class TokenizerWorker:
         if prompt.tools and not self.chat_template.shows_tools:
             prompt = with_described_tools(prompt)
         try:
-            return await self.chat_template.render(
+            rendered = await self.chat_template.render(
                 await self.chat_template.shown(prompt.messages, tenant, has_tools=bool(prompt.tools)),
                 prompt.tools,
                 prompt.template_options,
@@ -299,6 +299,7 @@ class TokenizerWorker:
                 MOST_RENDERED_CHARACTERS,
                 tenant,
             )
+            return up_to_text(rendered, prompt.messages[-1].content) if prompt.continues else rendered
         except NotShown as lost:
             raise InvalidArgument(lost.field, str(lost)) from lost
         except UnreadOption as unread:

@@ -74,6 +74,7 @@ class ChatPrompt:
     tools: Sequence[Mapping[str, Any]] = ()
     template_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     add_generation_prompt: bool = True
+    continues: bool = False  # the prompt ends with the last message's text, which the answer continues
 
 
 @dataclass(frozen=True, slots=True)

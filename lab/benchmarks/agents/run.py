@@ -12,15 +12,14 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from baton.cli.agents import AGENTS, ANY_KEY, service_at
-from baton.lab.benchmarks.router.streams import HOST, serves
 from baton.lab.commands.bench_options import AgentsOptions
-from baton.lab.harness.processes import our_program, running, tiny_model
+from baton.lab.harness.processes import HOST, our_program, running, serves, tiny_model
 from baton.lab.report.result import make_result, table
 from baton.launch import CommandFailed
 from baton.launch.paths import ROOT
@@ -28,6 +27,7 @@ from baton.process.registry.redis_server import free_ports
 
 TARGET_SHARE = 0.99
 _FILE = "calls.txt"
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _NO_PROXY = f"http://{HOST}:9"  # the discard port, on which nothing listens
 
 
@@ -43,7 +43,8 @@ class TestedAgent:
     shell: str
     arguments: Callable[[str], Mapping[str, Any]]
     script: str | None = None
-    variables: Mapping[str, str] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)  # files of its home
 
 
 PROMPT = "Run the commands."
@@ -67,13 +68,18 @@ TESTED: Mapping[str, TestedAgent] = {
         "bash",
         lambda command: {"command": command, "description": "Append a number"},
         "postinstall.mjs",
-        {"OPENCODE_DISABLE_MODELS_FETCH": "1"},
+        variables={"OPENCODE_DISABLE_MODELS_FETCH": "1"},
     ),
     "qwen": TestedAgent(
         "0.15.10",
         ("--yolo", "-p", PROMPT),
         "run_shell_command",
         lambda command: {"command": command, "description": "Append a number", "is_background": False},
+        # Its HTTP client knows no exceptions to a proxy, so its settings turn off what it sends elsewhere.
+        variables=dict.fromkeys(PROXIES, ""),
+        files={
+            ".qwen/settings.json": '{"privacy": {"usageStatisticsEnabled": false}, "telemetry": {"enabled": false}}'
+        },
     ),
 }
 
@@ -167,7 +173,10 @@ async def session(name: str, folder: Path, turns: int) -> AgentFigures:
             service = await asyncio.to_thread(service_at, f"http://{HOST}:{http}", ANY_KEY)
             start = AGENTS[name][0](service)
             command = [str(folder / "node_modules" / ".bin" / start.command[0]), *start.command[1:], *tested.flags]
-            variables = _environment(home) | start.variables | (tested.variables or {})
+            variables = {**_environment(home), **start.variables, **tested.variables}
+            for path, text in tested.files.items():
+                (home / path).parent.mkdir(parents=True, exist_ok=True)
+                (home / path).write_text(text)
             done = await asyncio.to_thread(
                 subprocess.run, command, cwd=scratch, env=variables, stdin=subprocess.DEVNULL, capture_output=True
             )
@@ -194,12 +203,11 @@ def _scratch() -> "TemporaryDirectory[str]":
 
 def _environment(home: Path) -> dict[str, str]:
     """Return the variables of an agent: its own home, and no way out except loopback."""
-    proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), _NO_PROXY)
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
         "TERM": "dumb",
         "NO_PROXY": f"{HOST},localhost",
         "no_proxy": f"{HOST},localhost",
-        **proxies,
+        **dict.fromkeys(PROXIES, _NO_PROXY),
     }

@@ -35,7 +35,7 @@ def chat_of(message: PromptFields, template: ChatTemplate | None, call: HttpCall
 
     What is left out of the prompt is noted in `call`.
     """
-    _check_order(message)
+    continues = _continues(message)
     choice = message.tool_choice
     tools = [each for each in message.tools or () if isinstance(each, CustomTool)]
     call.reader.not_acted_upon += _left_out(message)
@@ -43,6 +43,7 @@ def chat_of(message: PromptFields, template: ChatTemplate | None, call: HttpCall
         **request_fields(message),
         "messages": list(_messages(message, {tool.name: tool for tool in tools})),
         "tools": None if message.tools is None else [_tool(each) for each in tools],
+        "continue_final_message": continues,
         "tool_choice": _choice(choice),
         "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
         **_thinking(message, template, call),
@@ -80,11 +81,15 @@ def _messages(message: PromptFields, tools: Mapping[str, CustomTool]) -> Iterato
         yield from _turn(turn, tools)
 
 
-def _check_order(message: PromptFields) -> None:
-    """Check that the last turn is a user turn. Raises: Problem."""
-    if message.messages and isinstance(message.messages[-1], AssistantTurn):
-        last = len(message.messages) - 1
-        raise refused(f"messages[{last}].role", "the last turn must be the user's; /v1/completions can continue a text")
+def _continues(message: PromptFields) -> bool:
+    """Return whether the answer continues the last turn, a text of the assistant. Raises: Problem for a call there."""
+    last = message.messages[-1] if message.messages else None
+    if not isinstance(last, AssistantTurn):
+        return False
+    if not isinstance(last.content, str) and not all(isinstance(block, TextBlock) for block in last.content[-1:]):
+        place = f"messages[{len(message.messages) - 1}]"
+        raise refused(f"{place}.role", "the last turn must be the user's, or end with a text that the answer continues")
+    return True
 
 
 def _turn(turn: UserTurn | AssistantTurn | SystemTurn, tools: Mapping[str, CustomTool]) -> Iterator[ChatPart]:

@@ -162,6 +162,8 @@ GivenItem = (
     | ShellOutputItem
     | ReasoningItem
 )
+ProviderItem = provider_own("web_search_call")
+"""Item that is left out of the prompt."""
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
@@ -171,7 +173,7 @@ InputItem = Annotated[
     | Annotated[ShellCallItem, Tag("local_shell_call")]
     | Annotated[ShellOutputItem, Tag("local_shell_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
-    | provider_own("web_search_call"),
+    | ProviderItem,
     Discriminator(
         _kind,
         custom_error_type="unknown_kind",

@@ -361,3 +361,15 @@ async def test_changed_prompt_of_a_session_is_found_with_its_words(gateway: Gate
     changes = [each and each.prompt_change for each in reports]
     assert changes[:2] == [None, None]
     assert changes[2] is not None and changes[2].text.startswith("2. Be brief.")
+
+
+@pytest.mark.parametrize("path", [CHAT, ANTHROPIC])
+async def test_answer_continues_the_last_message(gateway: Gateway, path: str) -> None:
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}[end]{% endfor %}[assistant]"
+    await gateway.thinks(" two", template=template)
+    turns = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one,"}]
+    fields = {"continue_final_message": True} if path == CHAT else {}
+
+    await gateway.post(path, messages=turns, max_tokens=8, **fields)
+
+    assert gateway.prompt() == "[user]count[end][assistant]one,"

@@ -29,6 +29,7 @@ def parts(role: str, *content: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": role, "content": list(content)}]
 
 
+ANSWER = {"role": "assistant", "content": "x"}
 Rows = list[tuple[dict[str, Any], str]]
 TEXT_ROWS: Rows = [
     ({"prompt": None}, "prompt"),
@@ -127,6 +128,11 @@ CHAT_ROWS: Rows = [
     ({"guided_regex": "(", "tools": [TOOL], **REQUIRED}, "guided_regex"),
     ({"response_format": FORM, "tools": [TOOL]}, "response_format"),
     ({"thinking_budget": 5}, "thinking_budget"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    (
+        {"continue_final_message": True, "add_generation_prompt": True, "messages": [HI, ANSWER]},
+        "continue_final_message",
+    ),
 ]
 RESPONSES_ROWS: Rows = [
     ({"input": []}, "input"),
@@ -160,7 +166,10 @@ RESPONSES_ROWS: Rows = [
 ]  # fmt: skip
 ANTHROPIC_ROWS: Rows = [
     ({"tbt_slo_ms": 0}, "tbt_slo_ms"),
-    ({"messages": [{"role": "assistant", "content": "I"}]}, "messages[0].role"),
+    (
+        {"messages": parts("assistant", {"type": "tool_use", "id": "1", "name": "f", "input": {}})},
+        "messages[0].role",
+    ),
     ({"messages": [{"role": "critic", "content": "I"}]}, "messages[0].role"),
     ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"messages": parts("user", {"text": "x"})}, "messages[0].content[0].type"),
@@ -249,7 +258,6 @@ async def test_refusal_names_the_field_in_our_words(gateway: Gateway, path: str)
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-ANSWER = {"role": "assistant", "content": "x"}
 DROPPED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [HI, {"role": "assistant", "tool_calls": [CALL]}]}, "messages[1].tool_calls"),
     (CHAT, {"messages": [{**HI, "name": "Ann"}]}, "messages[0].name"),

@@ -92,6 +92,7 @@ class ChatUnserved(Body):
     """Fields of POST /v1/chat/completions."""
 
     prediction: dict[str, Any] | None = harmless("a hint for speed, which changes no answer")
+    verbosity: str | None = harmless("a hint, which no template reads; ask for it in a message")
 
     functions: Annotated[Any, Unserved("send functions in tools", ([],))] = None
     function_call: Annotated[Any, Unserved("use tool_choice")] = None
@@ -99,7 +100,6 @@ class ChatUnserved(Body):
     audio: Annotated[Any, Unserved(TEXT_ONLY)] = None
     web_search_options: Annotated[Any, Unserved("web search is not implemented")] = None
     moderation: Annotated[Any, Unserved("moderation is not implemented")] = None
-    verbosity: Annotated[Any, Unserved("ask for it in a message", ("medium",))] = None
     echo: Annotated[Any, Unserved("use /v1/completions", (False,))] = None
     add_special_tokens: Annotated[Any, Unserved("the chat template adds special tokens", (False,))] = None
     chat_template: Annotated[Any, Unserved(_TEMPLATE)] = None

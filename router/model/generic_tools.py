@@ -36,13 +36,18 @@ For each function call, return a json object with function name and arguments wi
 
 def with_described_tools(prompt: ChatPrompt) -> ChatPrompt:
     """Return the prompt with its tools, their calls and their results as text."""
-    messages = list(_texts(prompt.messages))
+    messages = texts_of_calls(prompt.messages)
     described = _described(prompt.tools)
     if messages and messages[0].role in _SYSTEM_ROLES:
         messages[0] = replace(messages[0], content=f"{messages[0].content}{_BETWEEN}{described}")
     else:
         messages.insert(0, Message("system", described))
     return replace(prompt, messages=messages, tools=())
+
+
+def texts_of_calls(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with calls and results as text."""
+    return list(_texts(messages))
 
 
 def _described(tools: Sequence[Mapping[str, Any]]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from baton.process.errors import InvalidArgument
 from baton.router.model.chat_template import ChatTemplate
+from baton.router.model.generic_tools import texts_of_calls
 from baton.router.model.served_model import TokenizerWorker
 from baton.router.public.tools import ToolsAsked, ToolUse, tool_use
 from baton.router.types.request import ChatPrompt, GenerationRequest
@@ -54,6 +55,8 @@ async def read_chat(request: GenerationRequest, asked: ChatAsked, tokenizer: Tok
     form = _held(sampling.structured)
     tools = tool_use(asked.tools, form, tokenizer)
     shown = [tool for tool in tools.shown if tool["function"]["name"] not in asked.tools.deferred]
+    if asked.tools.tools and not shown and template is not None and not template.shows_tools:
+        prompt = replace(prompt, messages=texts_of_calls(prompt.messages))
     prompt = replace(prompt, tools=shown, template_options=chat_options(asked, template))
     request = replace(request, prompt=prompt, sampling=replace(sampling, structured=tools.form))
     if not asked.has_parts:

@@ -65,7 +65,7 @@ def _parameters(chosen: ChosenModel) -> Iterator[str]:
 
 def _capabilities(template: ChatTemplate | None) -> Iterator[str]:
     yield "completion"
-    if template is not None and "tools" in template.variables:
+    if template is not None:
         yield "tools"
     if template is not None and thoughts_of(template.source, "") is not None:
         yield "thinking"

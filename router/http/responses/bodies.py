@@ -52,6 +52,7 @@ class EarlierItem(Body):
 
     status: Status | None = harmless(_EARLIER)
     metadata: Any = harmless("labels of the client")
+    internal_chat_message_metadata_passthrough: Any = harmless("labels of Codex")
 
 
 class InputMessage(EarlierItem):
@@ -257,7 +258,7 @@ class AllowedTools(Body):
 class TextOptions(Body):
     format: Annotated[TextFormat | JsonObjectFormat | NamedSchemaFormat, Field(discriminator="type")] | None = None
 
-    verbosity: Annotated[Any, Unserved("ask for it in instructions", ("medium",))] = None
+    verbosity: str | None = harmless("a hint, which no template reads; ask for it in instructions")
 
 
 class Reasoning(Body):

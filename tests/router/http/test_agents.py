@@ -327,7 +327,8 @@ async def test_tools_are_described_for_a_template_that_shows_none(gateway: Gatew
     assert gateway.process.dispatcher.tool_format == "generic"
 
 
-async def test_calls_and_results_are_text_for_a_template_that_shows_no_tools(gateway: Gateway) -> None:
+@pytest.mark.parametrize("choice", ["auto", "none"])
+async def test_calls_and_results_are_text_for_a_template_that_shows_no_tools(gateway: Gateway, choice: str) -> None:
     await gateway.thinks("ok", template=PLAIN)
     calls = [
         {"id": f"c{each}", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
@@ -335,7 +336,9 @@ async def test_calls_and_results_are_text_for_a_template_that_shows_no_tools(gat
     ]
     results = [{"role": "tool", "tool_call_id": f"c{each}", "content": f"result {each}"} for each in (1, 2)]
 
-    await gateway.post(CHAT, **opencode({"role": "assistant", "content": None, "tool_calls": calls}, *results))
+    await gateway.post(
+        CHAT, **opencode({"role": "assistant", "content": None, "tool_calls": calls}, *results, tool_choice=choice)
+    )
 
     call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
     answers = "\n".join(f"<tool_response>\nresult {each}\n</tool_response>" for each in (1, 2))

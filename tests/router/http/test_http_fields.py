@@ -46,6 +46,7 @@ HARMLESS: dict[str, Any] = {
     "context_management": [{"type": "compaction"}],
     "store": True,
     "service_tier": "priority",
+    "verbosity": "low",
     "prediction": {"type": "content", "content": "x"},
     "max_tool_calls": 3,
     "guided_decoding_backend": "outlines",

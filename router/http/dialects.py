@@ -171,13 +171,13 @@ OWN_TAG = repr(OWN)
 """Tag of the provider's own tools and blocks, as errors write it."""
 
 
-def provider_own(example: str) -> Any:
-    """Return the type of a provider's own tools or blocks: any object. `example`: one of their types."""
-    return Annotated[dict[str, Any], Tag(OWN), Field(examples=[{"type": example}])]
-
-
-ProviderTool = provider_own("web_search_20250305")
+# Objects of any form, since the router does not read them.
+ProviderTool = Annotated[dict[str, Any], Tag(OWN), Field(examples=[{"type": "web_search_20250305"}])]
 """Tool that the API's provider runs: any type other than the declared ones."""
+ProviderBlock = Annotated[dict[str, Any], Tag(OWN), Field(examples=[{"type": "redacted_thinking"}])]
+"""Block of Anthropic's messages that is left out of the prompt: see PROVIDER_BLOCKS."""
+ProviderItem = Annotated[dict[str, Any], Tag(OWN), Field(examples=[{"type": "web_search_call"}])]
+"""Item of OpenAI's responses that is left out of the prompt: see PROVIDER_ITEMS."""
 
 
 def _is_typed(value: Any, declared: Mapping[str | None, str]) -> str | None:

@@ -295,7 +295,7 @@ def kept_for_s(message: RequestFields, in_session: bool) -> float | None:
 
 
 def _ttls(message: RequestFields) -> Iterator[str]:
-    contents: Iterator[str | Sequence[BaseModel] | None] = iter(())
+    contents: Iterator[str | Sequence[object] | None] = iter(())
     match message:
         case PromptFields():
             tools = message.tools or ()

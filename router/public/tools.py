@@ -107,10 +107,10 @@ def tool_use(asked: ToolsAsked, form: StructuredOutput | None, tokenizer: Tokeni
     if not tools and choice not in (ToolChoice.AUTO, ToolChoice.NONE):
         raise InvalidArgument("tool_choice", "requires tools")
     if not tools or choice is ToolChoice.NONE:
-        taught = format_of(template)
-        if taught is None or not taught.has_channels:
+        own = format_of(template)
+        if own is None or not own.has_channels:
             return ToolUse(form=form)
-        return ToolUse(form=form, parser=lambda: taught.reader({}), shown_tokens=taught.special)
+        return ToolUse(form=form, parser=lambda: own.reader({}), shown_tokens=own.special)
     taught = _format(template)
     if isinstance(choice, Function):
         if choice.name not in schemas:
@@ -126,9 +126,9 @@ def tool_use(asked: ToolsAsked, form: StructuredOutput | None, tokenizer: Tokeni
     held = asked.held(schemas, has_to=True)
     if taught is not None and template is not None:
         several = not asked.one_call and not isinstance(choice, Function)
-        own = own_form(taught.name, ForcedCalls(held, several, template.source, tokenizer.added_tokens))
-        if own is not None:
-            return ToolUse(tools, own, True, lambda: taught.reader(schemas), taught.special)
+        calls_form = own_form(taught.name, ForcedCalls(held, several, template.source, tokenizer.added_tokens))
+        if calls_form is not None:
+            return ToolUse(tools, calls_form, True, lambda: taught.reader(schemas), taught.special)
     if isinstance(choice, Function):
         name = choice.name
         return ToolUse(tools, json_schema(held[name]), True, lambda: NamedParser(name))

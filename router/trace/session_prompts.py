@@ -21,7 +21,7 @@ class PromptChange(NamedTuple):
     """Position of the first changed token of a session's prompt, and the tokens from there on that are shown."""
 
     at: int
-    token_ids: Sequence[int]
+    token_ids: tuple[int, ...]
 
 
 class _Known(NamedTuple):

@@ -9,10 +9,10 @@ from baton.router.http.dialects import (
     PROVIDER_BLOCKS,
     Body,
     MessagesUnserved,
+    ProviderBlock,
     ProviderTool,
     ToolUnserved,
     harmless,
-    provider_own,
     tool_kinds,
 )
 from baton.router.http.edge.problem import Renamed
@@ -104,8 +104,6 @@ def _kind(block: Any) -> Any:
     return OWN if isinstance(kind, str) and kind in PROVIDER_BLOCKS else kind
 
 
-ProviderBlock = provider_own("redacted_thinking")
-"""Block that is left out of the prompt."""
 UserBlock = Annotated[
     Annotated[TextBlock, Tag("text")]
     | Annotated[ToolResultBlock, Tag("tool_result")]

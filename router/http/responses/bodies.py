@@ -9,12 +9,12 @@ from baton.router.http.dialects import (
     OWN_TOOLS,
     PROVIDER_ITEMS,
     Body,
+    ProviderItem,
     ProviderTool,
     ResponsesUnserved,
     ToolUnserved,
     Unserved,
     harmless,
-    provider_own,
     tool_kinds,
 )
 from baton.router.http.edge.problem import Renamed
@@ -163,8 +163,6 @@ GivenItem = (
     | ShellOutputItem
     | ReasoningItem
 )
-ProviderItem = provider_own("web_search_call")
-"""Item that is left out of the prompt."""
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]

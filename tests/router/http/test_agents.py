@@ -98,7 +98,10 @@ async def test_provider_tools_and_their_blocks_are_left_out_and_listed(gateway: 
     found = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
     answer = [{"type": "redacted_thinking", "data": "x"}, search, found, {"type": "text", "text": "done"}]
     tools = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}, BASH]
-    turns = [{"role": "assistant", "content": answer}, {"role": "user", "content": "go on"}]
+    turns: list[dict[str, Any]] = [
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": "go on"},
+    ]
 
     ignored = await listed(gateway, ANTHROPIC, claude(*turns, tools=tools))
 
@@ -265,7 +268,7 @@ async def test_call_of_the_shell_is_an_action(gateway: Gateway, command: Any, wo
 
 
 async def test_items_of_every_kind_return_as_the_model_wrote_them(gateway: Gateway) -> None:
-    items = [
+    items: list[dict[str, Any]] = [
         {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"},
         {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"},
         {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done"},
@@ -359,11 +362,11 @@ async def test_changed_prompt_of_a_session_is_found_with_its_words(gateway: Gate
         messages = [{"role": "system", "content": system + " Be brief." * 20}, {"role": "user", "content": "hi"}]
         await gateway.post(CHAT, messages=messages, max_tokens=4, session_id="s", request_id=request_id, user="u")
 
-    reports = [gateway.process.dispatcher.accounts.find(each) for each in ("r1", "r2", "r3")]
-    assert [each and each.not_acted_upon for each in reports] == [("user",)] * 3
-    changes = [each and each.prompt_change for each in reports]
-    assert changes[:2] == [None, None]
-    assert changes[2] is not None and changes[2].text.startswith("2. Be brief.")
+    reports = [report for each in ("r1", "r2", "r3") if (report := gateway.process.dispatcher.accounts.find(each))]
+    assert [report.not_acted_upon for report in reports] == [("user",)] * 3
+    first, second, third = [report.prompt_change for report in reports]
+    assert first is second is None
+    assert third is not None and third.text.startswith("2. Be brief.")
 
 
 @pytest.mark.parametrize("path", [CHAT, ANTHROPIC])

@@ -110,7 +110,7 @@ async def test_grpc_refuses_what_http_refuses(baton: AsyncBatonClient) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "time"}, "tool_choice.function.name"),
-        ({"tools": TOOLS * 129}, "tools"),
+        ({"tools": TOOLS * 1025}, "tools"),
         (
             {"tools": [Tool("f", parameters={"type": "object", "oneOf": 1})], "tool_choice": "required"},
             "tools[0].function.parameters",

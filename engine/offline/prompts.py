@@ -117,14 +117,18 @@ class PromptEncoder:
         if not messages:
             raise ValueError("messages: must not be empty")
         given = [{name: value for name, value in message.items() if value is not None} for message in messages]
-        rendered, _ = render_jinja_template(
-            conversations=[given],
-            tools=None if tools is None else list(tools),
-            chat_template=self._chat_template(tools is not None),
-            add_generation_prompt=add_generation_prompt,
-            **{**self._source.special_tokens, **(options or {})},
+        listed: list[Any] | None = None if tools is None else list(tools)
+        (rendered,), _ = cast(
+            "tuple[list[str], object]",
+            render_jinja_template(
+                conversations=[given],
+                tools=listed,
+                chat_template=self._chat_template(tools is not None),
+                add_generation_prompt=add_generation_prompt,
+                **{**self._source.special_tokens, **(options or {})},
+            ),
         )
-        return Prompt(rendered[0], tuple(self.encode(rendered[0])))
+        return Prompt(rendered, tuple(self.encode(rendered)))
 
     def _chat_template(self, has_tools: bool) -> str:
         """Return the chat template that transformers takes. Raises: ValueError if the model has none."""

@@ -57,7 +57,8 @@ def convert(folder: Path) -> bytes:
         "max_text_tokens": max_text_tokens,
         "truncation_side": tokenizer.truncation_side,
     }
-    return json.dumps(facts).encode() + b"\n" + backend.to_str().encode()
+    tokenizer_json: str = backend.to_str()
+    return json.dumps(facts).encode() + b"\n" + tokenizer_json.encode()
 
 
 def load(folder: Path) -> Any:
@@ -191,7 +192,8 @@ def _tiktoken_ranks(path: str) -> dict[bytes, int]:
 
 def _main(folder: str) -> int:
     # transformers takes modules that cannot be imported for absent. mistral_common would read tekken.json by itself.
-    sys.modules.update(dict.fromkeys(("torch", "mistral_common"), None))
+    for name in ("torch", "mistral_common"):
+        sys.modules[name] = None  # type: ignore[assignment]
     try:
         sys.stdout.buffer.write(convert(Path(folder)))
     except Exception as error:  # noqa: BLE001 -- of a foreign file, and reported to the process that asked

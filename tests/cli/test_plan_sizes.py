@@ -152,3 +152,10 @@ def test_plan_states_the_sizes_of_a_started_engine(
     assert (found["kv_token_bytes"], found["kv_block_bytes"]) == (sizing.token_bytes, sizing.block_bytes)
     assert (found["block_tokens"], found["blocks"]) == (sizing.block_tokens, prepared.total_blocks)
     assert (found["weights"], found["weight_bytes"]) == (prepared.weight_format, prepared.weight_bytes)
+
+
+def test_plan_refuses_a_checkpoint_without_a_tokenizer_as_the_server_does(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", "llama")
+    (folder / "tokenizer.json").unlink()
+    refused = CliRunner().invoke(app, ["plan", "--model", str(folder)])
+    assert isinstance(refused.exception, CommandFailed) and "there is no tokenizer" in str(refused.exception)

@@ -4,12 +4,10 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.agents import AGENTS
-
 
 def launch(
     context: typer.Context,
-    agent: Annotated[str, typer.Argument(help=f"{', '.join(AGENTS)}; its own arguments may follow.")],
+    agent: Annotated[str, typer.Argument(help="claude, codex, opencode or qwen; its own arguments may follow.")],
     url: Annotated[
         str | None,
         typer.Option(help="HTTP address of the service. Default: the newest `baton up` on this machine, or a new one."),
@@ -20,8 +18,8 @@ def launch(
     """Start a coding agent that uses a running service, or a service that is started for it. Files of the agent are not
     changed.
     """
+    from baton.cli.agents import AGENTS, run_agent
+
     if agent not in AGENTS:
         raise typer.BadParameter(f"{agent!r} is none of {', '.join(AGENTS)}", param_hint="agent")
-    from baton.cli.agents import run_agent
-
     raise typer.Exit(run_agent(agent, context.args, url, model, show))

@@ -138,19 +138,19 @@ class AltUp:
     correction: Linear
     output_scale: torch.Tensor | None  # [hidden]
 
-    def predicted(self, streams: torch.Tensor) -> torch.Tensor:
+    def predicted(self, streams: torch.Tensor, adapters: AdapterRows | None) -> torch.Tensor:
         """Return the predicted streams, `[streams, tokens, hidden]`."""
         count = self.sizes.streams
-        weights = self.prediction(self._modes(streams[self.sizes.active])).view(-1, count, count)
+        weights = self.prediction(self._modes(streams[self.sizes.active], adapters), adapters).view(-1, count, count)
         return torch.einsum("ith,tji->jth", streams, weights) + streams
 
-    def corrected(self, predicted: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
+    def corrected(self, predicted: torch.Tensor, computed: torch.Tensor, adapters: AdapterRows | None) -> torch.Tensor:
         """Return the corrected streams. `computed`: the active stream after the layer, `[tokens, hidden]`."""
-        weights = self.correction(self._modes(computed)) + 1.0
+        weights = self.correction(self._modes(computed, adapters), adapters) + 1.0
         return predicted + (computed - predicted[self.sizes.active]) * weights.T[:, :, None]
 
-    def _modes(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.router(self.norm(x) / x.shape[1]).float()).to(x.dtype)
+    def _modes(self, x: torch.Tensor, adapters: AdapterRows | None) -> torch.Tensor:
+        return torch.tanh(self.router(self.norm(x) / x.shape[1], adapters).float()).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +189,9 @@ class GemmaLayer:
             if self.input is not None and embedding is not None:
                 x = x + self.input(x, embedding, batch.adapters)
             return (x * self.scale)[None]
-        predicted = self.altup.predicted(streams)
-        active = self.altup.sizes.active
-        corrected = self.altup.corrected(predicted, self.computed(predicted[active], angles, batch, kv))
+        predicted, active = self.altup.predicted(streams, batch.adapters), self.altup.sizes.active
+        computed = self.computed(predicted[active], angles, batch, kv)
+        corrected = self.altup.corrected(predicted, computed, batch.adapters)
         if self.input is not None and embedding is not None:
             first = corrected[active]
             first = first if self.altup.output_scale is None else first * self.altup.output_scale

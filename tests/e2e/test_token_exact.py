@@ -11,7 +11,7 @@ from tests.e2e.conftest import run
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
 from tests.e2e.stack import Stack, make_router, make_stack
 
-FAMILIES = ("llama", "gemma3_text")  # tests/engine/test_exactness.py has all families
+FAMILIES = ("llama", "gemma3_text", "gemma4_text")  # tests/engine/test_exactness.py has all families
 TOGETHER = 32
 TRANSPORTS = {"decode-0": "shared_memory", "decode-1": "grpc"}
 PAIRS = [("prefill-0", "decode-0"), ("prefill-1", "decode-1")]

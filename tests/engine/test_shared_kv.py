@@ -14,7 +14,10 @@ from baton.engine.config.model_config import DecoderConfig, HeadShape, ModelErro
 from baton.engine.kv_cache.groups import layer_groups
 from baton.engine.kv_cache.layout import kv_layout
 from baton.engine.load import check_parallel
+from baton.engine.lora.adapters import AdapterSet
+from baton.engine.lora.files import read_adapter
 from baton.engine.request import Chunk
+from tests.fixtures.adapters import make_adapter, merged_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
 
@@ -125,3 +128,21 @@ def test_gemma_config_inconsistent_field_is_refused(
     (tmp_path / "config.json").write_text(json.dumps({**stated, **fields}))
     with pytest.raises(ModelError, match=message):
         read_model_config(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma3n"])
+def test_adapter_of_layers_with_shared_kv_equals_merged_weights(
+    family: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    base = request.getfixturevalue(family)
+    targets = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
+    folder = make_adapter(tmp_path / "one", base, 1, rank=4, targets=targets)
+    adapters, prompt = AdapterSet(), random_prompt(40)
+    paged = PagedModel(base, adapters=adapters)
+    adapters.add("one", read_adapter(folder))
+    table = paged.blocks(40)
+    parts = paged.logits([Chunk(0, prompt[:-1], 0, table, adapter=1)])
+    parts += paged.logits([Chunk(0, prompt[-1:], 39, table, adapter=1)])
+    with torch.inference_mode():
+        expected = merged_model(base, folder)(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(torch.cat(parts), expected, atol=5e-4, rtol=0)

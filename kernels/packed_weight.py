@@ -84,9 +84,9 @@ class PackedWeight:
 class PackedGated:
     """Packed gated feed-forward layer: SwiGLU (arXiv:2002.05202) or similar."""
 
-    gate_up: PackedWeight  # weight that computes all gates, followed by all factors of these gates; RELU2: no gates
+    gate_up: PackedWeight  # weight that computes all gates, followed by all factors of these gates
     down: PackedWeight
-    gate: Gate
+    gate: Gate | None  # None: no gates; the inner numbers are squares of ReLU
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

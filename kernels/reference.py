@@ -56,8 +56,6 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def gate_mul(gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:
-    if gate is Gate.RELU2:
-        return gate_up.relu().square()
     gates, up = gate_up.chunk(2, dim=-1)
     if gate is Gate.CLAMPED:
         gates, up = gates.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
@@ -184,7 +182,9 @@ def packed_experts(x: torch.Tensor, mixture: PackedExperts) -> torch.Tensor:
 
 
 def _packed_gated(x: torch.Tensor, gated: PackedGated) -> torch.Tensor:
-    return packed_linear(gate_mul(packed_linear(x, gated.gate_up), gated.gate), gated.down)
+    inner = packed_linear(x, gated.gate_up)
+    inner = inner.relu().square() if gated.gate is None else gate_mul(inner, gated.gate)
+    return packed_linear(inner, gated.down)
 
 
 def gather_rows(token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:

@@ -15,7 +15,6 @@ class Gate(IntEnum):
     GELU = 2  # GELU in its tanh approximation
     CLAMPED = 3  # g sigmoid(SWIGLU_ALPHA g) (u + 1), with gate g and factor u bounded by SWIGLU_LIMIT
     SIGMOID = 4
-    RELU2 = 5  # square of ReLU, of a layer without gates
 
 
 SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # constants of Gate.CLAMPED

@@ -143,7 +143,7 @@ def _packed_shared(shared: FeedForward | None) -> _PackedShared | None:
 
 def packed_gated(layer: Gated | Ungated) -> PackedGated | None:
     """Return the layer, without adapters, as native kernels read it; None if one of its weights is not packed."""
-    first, gate = (layer.gate_up, layer.gate) if isinstance(layer, Gated) else (layer.up, Gate.RELU2)
+    first, gate = (layer.gate_up, layer.gate) if isinstance(layer, Gated) else (layer.up, None)
     gate_up, down = (packed_weight(without_adapters(each)) for each in (first, layer.down))
     return None if gate_up is None or down is None else PackedGated(gate_up, down, gate)
 

@@ -94,7 +94,8 @@ def weight_struct(weight: PackedWeight) -> WeightStruct:
 
 
 def gated_struct(gated: PackedGated) -> GatedWeightsStruct:
-    return GatedWeightsStruct(weight_struct(gated.gate_up), weight_struct(gated.down), gated.gate)
+    gate = SQUARED_RELU if gated.gate is None else gated.gate
+    return GatedWeightsStruct(weight_struct(gated.gate_up), weight_struct(gated.down), gate)
 
 
 def experts_struct(mixture: PackedExperts) -> ExpertsStruct:
@@ -153,6 +154,7 @@ def pytorch_alone() -> Iterator[None]:
         _of_thread.count = before
 
 
+SQUARED_RELU = 5  # `Gate::relu2` of linear.h, which has no gates
 ARGUMENTS = {
     "linear": (POINTER(LinearArgumentsStruct),),
     "head_linear": (POINTER(HeadLinearArgumentsStruct),),

@@ -81,7 +81,8 @@ async def test_prompt_of_layout_is_that_of_transformers(folder: Path, served: To
         assert await served.chat_template.render(asked, tools) == prompt
         assert offline.read_chat(MESSAGES, True, tools or None).text == prompt
         ids = tuple(theirs(prompt, add_special_tokens=False)["input_ids"])
-        assert await served.prompt_tokens(ChatPrompt(asked, tools=tuple(tools))) == ids
+        if not tools or served.chat_template.shows_tools:  # others show tools in Baton's own format
+            assert await served.prompt_tokens(ChatPrompt(asked, tools=tuple(tools))) == ids
         assert offline.read_chat(MESSAGES, True, tools or None).token_ids == ids
 
 

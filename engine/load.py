@@ -27,6 +27,7 @@ from baton.engine.config.model_config import (
     ModelConfig,
     ModelError,
     QkNorm,
+    RopeKind,
 )
 from baton.engine.kv_cache.groups import LayerPlace, layer_places
 from baton.engine.load_gemma import GemmaParts
@@ -69,6 +70,7 @@ from baton.engine.parallel.shard import ALONE, Shard, shard_config, shard_convol
 from baton.engine.weights.files import weight_files
 from baton.engine.weights.formats import CUT, WITH_INT8_HEAD, WeightFormat, weight_format
 from baton.engine.weights.gguf_file import dequantise
+from baton.engine.weights.pairs import ROTATED, pair_slices
 from baton.engine.weights.read import CUTS, Cut, Size, WeightSource, open_weights, parts_of
 from baton.engine.weights.weight import GgufWeight, PlainWeight, quantise_int8
 from baton.kernels.dispatch import uses_triton
@@ -239,9 +241,11 @@ class DecoderParts(GemmaParts):
         self._adapters = adapters
         self._shard = shard
         self._int8_head = int8_head and backend.is_native
+        self._pair_dim: int | None = None  # size of a head, if the rows of its queries and keys are reordered
 
     def decoder(self, config: DecoderConfig) -> DecoderModel:
         """Build one rank's decoder. Embedding and head are built first, while most memory is free to pack them."""
+        self._pair_dim = config.head_dim if config.rotates_pairs else None
         embedding, head = self._ends(config)
         dtype, device = self._backend.dtype, self._backend.device
         rope, tables = layer_tables(config.ropes, config.rotary_dims, device)
@@ -282,6 +286,9 @@ class DecoderParts(GemmaParts):
 
     def _part(self, name: str, sizes: Sequence[int], inputs: int) -> Part:
         """Return this rank's part of a module's LoRA factors. `sizes`: outputs of each stacked projection."""
+        if self._pair_dim is not None and name.endswith(ROTATED):
+            own = self._shard.equal_parts(sizes)
+            return replace(WHOLE, outputs=tuple(each for rows in own for each in pair_slices(rows, self._pair_dim)))
         cut = CUTS.get(name.rpartition(".")[2]) if self._shard.degree > 1 else None
         if cut is Cut.OUTPUTS:
             return replace(WHOLE, outputs=self._shard.equal_parts(sizes))
@@ -344,7 +351,7 @@ class DecoderParts(GemmaParts):
 
         mixing = None
         if mixes:
-            mixing = self._attention(config, attention) if attends else self._recurrent(config, index, prefix)
+            mixing = self._attention(config, index, attention) if attends else self._recurrent(config, index, prefix)
         return Layer(
             attention_norm=norm(names.attention if mixes else None),
             qkv=mixing and mixing.qkv,
@@ -360,6 +367,8 @@ class DecoderParts(GemmaParts):
             place=own_place,
             gated=config.gated_attention,
             recurrent=mixing and mixing.recurrent,
+            scales_queries=config.query_scale is not None and index in config.query_scale.layers,
+            is_chunked=index in config.chunked_layers,
         )
 
     def _scoring(self, config: DecoderConfig, index: int, attention: str) -> Scoring:
@@ -403,10 +412,10 @@ class DecoderParts(GemmaParts):
             to_values=self._backend.heads(own[:, latent.nope_dim :]),
         )
 
-    def _attention(self, config: DecoderConfig, attention: str) -> TokenMixer:
+    def _attention(self, config: DecoderConfig, index: int, attention: str) -> TokenMixer:
         return TokenMixer(
             self._qkv(config, attention),
-            self._head_norms(config, attention),
+            self._head_norms(config, index, attention),
             self._linear(
                 [attention + config.modules.output], (config.hidden_size,), config.attended_size, config.output_bias
             ),
@@ -479,10 +488,15 @@ class DecoderParts(GemmaParts):
         output = self._linear([f"{prefix}out_proj"], (config.hidden_size,), values)
         return TokenMixer(self._linear(names, tuple(inputs.values()), config.hidden_size), None, output, net)
 
-    def _head_norms(self, config: DecoderConfig, attention: str) -> HeadNorms | WholeNorms | None:
+    def _head_norms(self, config: DecoderConfig, index: int, attention: str) -> HeadNorms | WholeNorms | None:
         names = (attention + config.modules.query_norm, attention + config.modules.key_norm)
         if config.qk_norm is QkNorm.NONE:
             return None
+        if config.qk_norm is QkNorm.LENGTH:
+            if config.ropes[index].kind is RopeKind.NONE:
+                return None
+            ones = torch.ones(config.head_dim, dtype=self._backend.dtype, device=self._backend.device)
+            return HeadNorms(ones, ones, config.rms_norm_eps)  # rotation keeps lengths, so it may follow
         if config.qk_norm is QkNorm.HEADS:
             query, key = (self._norm_weight(config, name, config.head_dim) for name in names)
             return HeadNorms(query, key, config.rms_norm_eps)
@@ -505,6 +519,7 @@ class DecoderParts(GemmaParts):
                 for number in range(experts.count)
             ),
             shared=self._shared(config, experts, layer),
+            scales_inputs=experts.scales_inputs,
         )
         # Triton's kernels read all experts of a layer together, so the experts' weights must be stacked.
         return stacked(apart) if self._backend.kernels is Kernels.TRITON else with_packed(apart)

@@ -311,8 +311,7 @@ class LoadedWeights(NamedTuple):
 def weights_of(options: ModelOptions, config: ModelConfig, format: WeightFormat, dtype: torch.dtype) -> LoadedWeights:
     """Return the sizes in memory of all weights, and of an untied embedding (part of them, only looked up by row)."""
     packed = packs(options.device) and isinstance(config, DecoderConfig)
-    unused = config.unused_tensors if isinstance(config, DecoderConfig) else ()
-    loaded = loaded_bytes(options.folder, format, dtype.itemsize, packed, unused)
+    loaded = loaded_bytes(options.folder, format, dtype.itemsize, packed, config.tensor_name)
     tied = isinstance(config, DecoderConfig) and config.tie_word_embeddings
     head_bytes, is_one = 0 if tied else loaded.head, tied
     if packed and format in WITH_INT8_HEAD:
@@ -335,6 +334,8 @@ def resolve_dtype(options: ModelOptions) -> torch.dtype:
     if options.device.type == "cpu" and not has_bf16_arithmetic():
         return torch.float32
     stated = read_json(options.folder / CONFIG_FILE)
+    if isinstance(text := stated.get("text_config"), dict):
+        stated = text | stated
     name = stated.get("dtype") or stated.get("torch_dtype")
     return torch.float32 if name == "float32" else torch.bfloat16
 

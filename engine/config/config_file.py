@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from baton.engine.config.experts import experts_config
-from baton.engine.config.families import FAMILIES, Bias, Family, Rotating, Windows
+from baton.engine.config.families import FAMILIES, Bias, Family, QueryScaling, Rotating, Windows
 from baton.engine.config.gemma import gemma_config, pool_shape
 from baton.engine.config.latent import latent_config, latent_scale
-from baton.engine.config.limits import check_numbers
+from baton.engine.config.limits import check_numbers, positive_sizes
 from baton.engine.config.model_config import (
     CONFIG_FILE,
     Activation,
@@ -24,6 +24,7 @@ from baton.engine.config.model_config import (
     ModelError,
     NotInDecoderError,
     QkNorm,
+    QueryScale,
     RopeConfig,
     RopeKind,
     read_json,
@@ -32,11 +33,13 @@ from baton.engine.config.own_head import has_own_head
 from baton.engine.config.recurrent import FEED_FORWARD, recurrent_config
 from baton.engine.config.rope import rope_config
 from baton.engine.config.spellings import SPELLINGS
+from baton.engine.weights.files import has_head, has_weights
 from baton.engine.weights.formats import packed_format
 from baton.kernels.types import SWIGLU_ALPHA, SWIGLU_LIMIT
 from baton.text.host.files import reads
 from baton.text.pooler_files import ENCODERS, ModelKind, PoolingRefused, head_score, model_kind
 
+CHUNKED = "chunked_attention"
 LAYER_KINDS = ("full_attention", "sliding_attention")
 STATED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")  # families that are read without transformers
 INTEGERS = (
@@ -78,18 +81,35 @@ def _read(folder: Path) -> ModelConfig:
         with suppress(NotInDecoderError):
             return decoder_config(fields, _eos_token_ids(folder, fields["eos_token_id"]))
     # transformers takes seconds to import, and so does its modelling code below; few checkpoints need either.
-    from baton.engine.config.resolved_config import end_of_text, fields_of, read_transformers_config
+    from baton.engine.config.resolved_config import end_of_text, fields_of, read_transformers_config, text_part
 
     config = read_transformers_config(folder)
-    eos_token_ids = _eos_token_ids(folder, end_of_text(config))
-    if config.model_type in FAMILIES:
+    eos_token_ids, text = _eos_token_ids(folder, end_of_text(config)), text_part(config)
+    if text.model_type in FAMILIES:
         with suppress(NotInDecoderError):
-            return decoder_config(fields_of(config), eos_token_ids)
+            decoder = decoder_config(fields_of(text), eos_token_ids)
+            if text is config:
+                return decoder
+            tied = _is_tied(folder, raw.get("tie_word_embeddings"), config, decoder.tie_word_embeddings)
+            return replace(decoder, is_text_part=True, tie_word_embeddings=tied)
     if packed is not None:
         raise ModelError(f"config.json: quantization_config is supported for {', '.join(FAMILIES)} only")
     from baton.engine.models.transformers_config import transformers_config
 
     return transformers_config(config, eos_token_ids)
+
+
+def _is_tied(folder: Path, stated: bool | None, config: Any, of_text: bool) -> bool:
+    """Return whether embedding and head of a text part are tied.
+
+    transformers follows the field of the complete model, `config`, unless the checkpoint has a head. Its default
+    differs from that of the text part, so files with only one of both fields are ambiguous: the checkpoint decides.
+    """
+    if getattr(config, "tie_word_embeddings", of_text) == of_text:
+        return of_text
+    if has_weights(folder):
+        return not has_head(folder)
+    return of_text if stated is None else stated
 
 
 def _eos_token_ids(folder: Path, ids: Any) -> frozenset[int]:
@@ -129,7 +149,7 @@ def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> 
         attention_scale = latent_scale(latent, fields["rope_parameters"])
     short = [rope.original_max_positions for rope in ropes if rope.kind is RopeKind.LONGROPE]
     bias = bool(fields.get("attention_bias", False))
-    labels = _labels(fields)
+    labels, (chunk, chunked) = _labels(fields), _chunks(family, fields)
     return DecoderConfig(
         family=name,
         vocab_size=int(fields["vocab_size"]),
@@ -170,6 +190,10 @@ def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> 
         modules=family.modules,
         feed_forward_layers=_feed_forward_layers(fields),
         gemma=gemma,
+        query_scale=_query_scale(family, fields),
+        attention_chunk=chunk,
+        chunked_layers=chunked,
+        rotates_pairs=family.rotates_pairs,
     )
 
 
@@ -178,12 +202,6 @@ def _feed_forward_layers(fields: Mapping[str, Any]) -> frozenset[int] | None:
     if not fields.get("parts_apart"):
         return None
     return frozenset(index for index, kind in enumerate(fields["layer_types"]) if kind == FEED_FORWARD)
-
-
-def _inner_size(fields: Mapping[str, Any]) -> int:
-    """Return the inner size of the feed-forward layers, the largest one if a list has one per layer."""
-    size = fields.get("intermediate_size") or fields["moe_intermediate_size"]
-    return max(map(int, size)) if isinstance(size, list) else int(size)
 
 
 def _labels(fields: Mapping[str, Any]) -> int | None:
@@ -243,6 +261,38 @@ def _attention_scale(family: Family, fields: Mapping[str, Any], head_dim: int) -
     if family.attention_scale is not None:
         return float(fields[family.attention_scale])
     return 1.0 / math.sqrt(head_dim if family.attention_scale_of is None else fields[family.attention_scale_of])
+
+
+def _inner_size(fields: Mapping[str, Any]) -> int:
+    """Return the inner size of dense feed-forward layers, the largest one of a list; without any, that of an expert."""
+    names = ("intermediate_size_mlp", "intermediate_size", "moe_intermediate_size")
+    size = next(filter(None, (fields.get(name) for name in names)))
+    return max(map(int, size)) if isinstance(size, list) else int(size)
+
+
+def _chunks(family: Family, fields: Mapping[str, Any]) -> tuple[int | None, frozenset[int]]:
+    """Return the size of attention chunks in tokens, None without any, and the layers with chunks."""
+    if not family.chunked:
+        return None, frozenset()
+    kinds, layers = fields["layer_types"], int(fields["num_hidden_layers"])
+    if len(kinds) != layers or not set(kinds) <= {"full_attention", CHUNKED}:
+        raise ModelError(f"config.json: layer_types must name {layers} layers, each one of full_attention, {CHUNKED}")
+    chunked = frozenset(index for index, kind in enumerate(kinds) if kind == CHUNKED)
+    return (positive_sizes(fields, "attention_chunk_size")[0] if chunked else None), chunked
+
+
+def _query_scale(family: Family, fields: Mapping[str, Any]) -> QueryScale | None:
+    """Return the scale of queries by position, or None. Raises: ModelError for an invalid span."""
+    rope, layers = fields["rope_parameters"], range(int(fields["num_hidden_layers"]))
+    match family.query_scaling:
+        case QueryScaling.YARN if rope.get("llama_4_scaling_beta"):
+            strength, (span,) = rope["llama_4_scaling_beta"], positive_sizes(rope, "original_max_position_embeddings")
+            return QueryScale(float(strength), span, 0, frozenset(layers))
+        case QueryScaling.UNROTATED if fields["attn_temperature_tuning"]:
+            unrotated = frozenset(index for index in layers if not fields["no_rope_layers"][index])
+            [span] = positive_sizes(fields, "floor_scale")
+            return QueryScale(float(fields["attn_scale"]), span, 1, unrotated)
+    return None
 
 
 def _ropes(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton.engine.config.families import Family, GroupedExperts
-from baton.engine.config.model_config import ExpertsConfig, ModelError
+from baton.engine.config.model_config import ExpertsConfig, ModelError, StackedExperts
 from baton.kernels.types import GatingFunction, Routing
 
 UNGROUPED, GROUPED = "greedy", "group_limited_greedy"
@@ -29,7 +29,7 @@ def experts_config(name: str, family: Family, fields: Mapping[str, Any]) -> Expe
         count, inner = fields["num_local_experts"], fields["intermediate_size"]
         routing = Routing(_per_token(fields, count), normalised=True)
         shared = int(fields["shared_intermediate_size"])
-        return ExpertsConfig(frozenset(every), count, inner, routing, shared, together=True)
+        return ExpertsConfig(frozenset(every), count, inner, routing, shared)
     elif name == "lfm2_moe":
         count, layers = fields["num_experts"], frozenset(range(int(fields["num_dense_layers"]), len(every)))
         routing = Routing(
@@ -42,12 +42,24 @@ def experts_config(name: str, family: Family, fields: Mapping[str, Any]) -> Expe
         return ExpertsConfig(layers, count, fields["moe_intermediate_size"], routing) if layers else None
     elif name == "gpt_oss":  # its softmax over the chosen experts equals a normalised softmax over all
         layers, inner, normalised = frozenset(every), fields["intermediate_size"], True
+    elif name == "llama4_text":
+        return _llama4(fields)
     else:
         return None
     count, biased = fields["num_local_experts"], name == "gpt_oss"
     routing = Routing(_per_token(fields, count), normalised, biased=biased)
     shared = int(fields.get("shared_expert_intermediate_size") or 0)
-    return ExpertsConfig(layers, count, inner, routing, shared, gates_shared=shared > 0, together=biased, biased=biased)
+    stacked = StackedExperts.INTERLEAVED if biased else StackedExperts.ROWS
+    return ExpertsConfig(layers, count, inner, routing, shared, gates_shared=shared > 0, stacked=stacked, biased=biased)
+
+
+def _llama4(fields: Mapping[str, Any]) -> ExpertsConfig | None:
+    layers, inner = frozenset(fields["moe_layers"]), int(fields["intermediate_size"])
+    count = fields["num_local_experts"]
+    if not layers:
+        return None
+    routing = Routing(_per_token(fields, count), normalised=False, odds=GatingFunction.SIGMOID)
+    return ExpertsConfig(layers, count, inner, routing, inner, scales_inputs=True, stacked=StackedExperts.COLUMNS)
 
 
 def _grouped(grouped: GroupedExperts, fields: Mapping[str, Any]) -> ExpertsConfig | None:

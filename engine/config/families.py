@@ -35,6 +35,13 @@ class Rotating(Enum):
     WINDOWED = auto()  # layers with a window; all layers if the model has no window
 
 
+class QueryScaling(Enum):
+    """Choice of layers whose queries are scaled by position, and of the fields that say how."""
+
+    YARN = auto()  # all layers, by `llama_4_scaling_beta` of rope_parameters
+    UNROTATED = auto()  # layers without rotation, by `attn_scale` and `floor_scale` if `attn_temperature_tuning`
+
+
 class Recurrence(Enum):
     """Kind of the layers with a recurrent state."""
 
@@ -105,6 +112,9 @@ class Family:
     attention_scale: str | None = None  # field with the scale of scores; None: 1 / sqrt(head_dim)
     attention_scale_of: str | None = None  # field whose inverse square root is the scale of scores
     attention_softcap: str | None = None
+    query_scaling: QueryScaling | None = None
+    chunked: bool = False  # layers of kind chunked_attention attend within chunks of `attention_chunk_size`
+    rotates_pairs: bool = False  # rotated numbers are adjacent in queries and keys
 
 
 QWEN_HYBRID = Family(
@@ -152,7 +162,21 @@ GEMMA = Family(
 )
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(windows=Windows.NONE),
+    "llama4_text": Family(
+        windows=Windows.NONE,
+        rotating=Rotating.STATED,
+        qk_norm=QkNorm.LENGTH,
+        qk_norm_flag="use_qk_norm",
+        query_scaling=QueryScaling.UNROTATED,
+        chunked=True,
+        rotates_pairs=True,
+        modules=ModuleNames(
+            feed_forward="feed_forward", experts="feed_forward", shared="feed_forward.shared_expert", router="router"
+        ),
+    ),
     "mistral": Family(windows=Windows.ALL),
+    "ministral": Family(),
+    "ministral3": Family(windows=Windows.ALL, query_scaling=QueryScaling.YARN),
     "mixtral": Family(
         windows=Windows.ALL,
         modules=ModuleNames(experts="block_sparse_moe", gate_up=("w1", "w3"), down="w2"),

@@ -6,6 +6,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from baton.engine.weights.names import BACKBONE, text_name
 from baton.kernels.types import Routing
 from baton.text.host import files
 
@@ -44,6 +45,10 @@ class ModelConfig:
     def value_prefix(self) -> int | None:
         """Number of a stored key's leading numbers that are also the value; None: values are stored separately."""
         return None
+
+    def tensor_name(self, stored: str) -> str | None:
+        """Return the model's name of a tensor in a checkpoint; None for one that is not read."""
+        return stored
 
     @property
     def kv_layers(self) -> int:
@@ -129,6 +134,7 @@ class QkNorm(Enum):
     NONE = "none"
     HEADS = "heads"  # one norm per head
     WHOLE = "whole"  # one norm over all heads of a token
+    LENGTH = "length"  # per head and without weights, in layers with rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,14 @@ class NormPlaces:
     attention_end: str | None = None  # norm of attention's output
     feed_forward: str | None = "post_attention_layernorm"
     feed_forward_end: str | None = None  # norm of the feed-forward output
+
+
+class StackedExperts(Enum):
+    """Layout of weights that stack all experts of a layer, with gate outputs before up outputs in `gate_up_proj`."""
+
+    ROWS = "rows"  # [experts, outputs, inputs]
+    COLUMNS = "columns"  # [experts, inputs, outputs]
+    INTERLEAVED = "interleaved"  # [experts, inputs, outputs]; gate and up outputs alternate (gpt-oss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +188,8 @@ class ExpertsConfig:
     routing: Routing
     shared_size: int = 0  # inner size of the shared expert
     gates_shared: bool = False  # the shared expert's output is multiplied by a gate's sigmoid
-    together: bool = False  # the checkpoint stacks the experts of a layer in one tensor per projection
+    scales_inputs: bool = False  # an expert's weight multiplies its input instead of its output
+    stacked: StackedExperts = StackedExperts.ROWS  # layout of experts that are not stored one by one
     biased: bool = False  # the experts' projections have biases
 
 
@@ -331,6 +346,16 @@ class GemmaConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryScale:
+    """Factor of queries in some layers: `1 + strength * ln(1 + floor((position + offset) / span))`."""
+
+    strength: float
+    span: int  # tokens
+    offset: int  # tokens
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig(ModelConfig):
     """Configuration of the families that engine/models/decoder.py computes."""
 
@@ -364,6 +389,11 @@ class DecoderConfig(ModelConfig):
     feed_forward_layers: frozenset[int] | None = None
     """Layers that only feed forward, while all others only mix tokens (Nemotron-H); None: each layer does both."""
     gemma: GemmaConfig | None = None
+    query_scale: QueryScale | None = None
+    attention_chunk: int | None = None  # tokens of a chunk, within which `chunked_layers` attend
+    chunked_layers: frozenset[int] = frozenset()
+    rotates_pairs: bool = False  # rotated numbers are adjacent in the checkpoint's queries and keys
+    is_text_part: bool = False  # the checkpoint also has parts for images or sound, which are not read
 
     @property
     def rotary_dims(self) -> tuple[int, ...]:
@@ -380,12 +410,12 @@ class DecoderConfig(ModelConfig):
     def value_prefix(self) -> int | None:
         return None if self.latent is None else self.latent.rank
 
-    @property
-    def unused_tensors(self) -> tuple[str, ...]:
-        """Name prefixes of tensors that a checkpoint may have and that are not read."""
+    def tensor_name(self, stored: str) -> str | None:
+        name = text_name(stored) if self.is_text_part or stored.startswith(BACKBONE) else stored
         beyond = range(self.num_layers, self.num_layers + self.unused_layers)
         drafting = ("mtp.",) if self.recurrent is not None else ()
-        return (*(f"model.layers.{index}." for index in beyond), *drafting, *self.unused_projections)
+        unused = (*(f"model.layers.{index}." for index in beyond), *drafting, *self.unused_projections)
+        return None if name is None or name.startswith(unused) else name
 
     @property
     def unused_projections(self) -> tuple[str, ...]:

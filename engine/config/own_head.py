@@ -10,9 +10,10 @@ import torch
 from safetensors import safe_open
 
 from baton.engine.config.model_config import ModelError
+from baton.engine.weights.names import text_name
 from baton.text.host.files import reading
 
-HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 ROWS = 1 << 12  # rows compared at a time
 
 
@@ -22,9 +23,8 @@ def has_own_head(folder: Path) -> bool:
     for path in sorted(folder.glob("*.safetensors")):
         with reading(path, ModelError), safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118 -- not a mapping
-                for end in (HEAD, EMBEDDING):
-                    if name == end or name.endswith(f".{end}"):
-                        found.setdefault(end, (path, name))
+                if (own := text_name(name)) in (HEAD, EMBEDDING):
+                    found.setdefault(own, (path, name))
     if len(found) < 2:
         return False
     (one, head), (other, embedding) = found[HEAD], found[EMBEDDING]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from baton.engine.config.model_config import ModelConfig, ModelError
+from baton.engine.config.model_config import DecoderConfig, ModelConfig, ModelError
 from baton.engine.kv_cache.groups import layer_groups
 from baton.kernels.types import QUANTISED, KvPages
 from baton.text.block_groups import ONE_GROUP, BlockGroups
@@ -144,6 +144,9 @@ def kv_layout(config: ModelConfig, dtype: torch.dtype, block_tokens: int | None)
             f"kv-cache-dtype {layout.dtype_name}: layers of {config.family} differ in the size of their keys, which "
             "is supported in float32 and bfloat16 only; use auto"
         )
+    chunk = config.attention_chunk if isinstance(config, DecoderConfig) else None
+    if chunk is not None and chunk % block_tokens:
+        raise ModelError(f"block-size {block_tokens} does not divide attention_chunk_size {chunk} of {config.family}")
     if layout.is_quantised and block_tokens * config.head_dim % SCALE.itemsize:
         raise ModelError(
             f"scales of quantised KV need block-size x head_dim to be a multiple of {SCALE.itemsize}; "

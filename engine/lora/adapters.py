@@ -13,6 +13,7 @@ from baton.engine.config.model_config import ModelError
 from baton.engine.lora.files import Adapter, LowRank
 from baton.engine.models.batch import AdapterRows
 from baton.engine.models.linear import Linear, MatmulBackend
+from baton.engine.weights.names import text_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,7 @@ class AdapterSet:
         if self._adopted is not None:
             self._modules.update(self._adopted())
             self._adopted = None
+        adapter = Adapter({self._own_name(module): factors for module, factors in adapter.factors.items()})
         self._check(name, adapter)
         try:
             grown = [stacked.appended(adapter.factors.get(module)) for module, stacked in self._modules.items()]
@@ -193,6 +195,10 @@ class AdapterSet:
         """Free an adapter's memory; its number is not reused. No step may run and no request may use the adapter."""
         for stacked in self._modules.values():
             stacked.replace(stacked.without(number))
+
+    def _own_name(self, module: str) -> str:
+        """Return this model's name of an adapter's module: the adapter may be of a model that also takes images."""
+        return module if module in self._modules else text_name(module) or module
 
     def _check(self, name: str, adapter: Adapter) -> None:
         for module, factors in adapter.factors.items():

@@ -17,6 +17,7 @@ from baton.engine.models.feed_forward import Experts, FeedForward, Gated, Ungate
 from baton.engine.models.gemma import GemmaBody
 from baton.engine.models.latent import Latent, groups_of
 from baton.engine.models.linear import Embedding, Linear, packed_weight
+from baton.engine.models.positions import Positions, is_plain, positions_of
 from baton.engine.models.residual import Norm, Stream, WholeNorms
 from baton.engine.models.states import Recurrent, begin_runs
 from baton.kernels.attention import rotated_decode
@@ -51,6 +52,8 @@ class Layer:
     place: LayerPlace
     gated: bool = False  # in `qkv`, each query is followed by a gate of its attention output
     recurrent: Recurrent | None = None  # recurrent layer that replaces attention; None: attention
+    scales_queries: bool = False  # whether queries are scaled by position
+    is_chunked: bool = False  # whether tokens attend within a chunk of positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,10 @@ class DecoderModel:
 
         All chunks share one set of matrix products; only attention distinguishes sequences.
         """
-        if self.native is not None and batch.adapters is None and self.native.takes(kv):
+        native = self.native if batch.adapters is None and self.native is not None and self.native.takes(kv) else None
+        if native is not None and is_plain(self.config, batch):
             cos, sin, _ = self.rope.rotation(batch.positions, torch.float32)
-            return self.native.hidden(batch, cos, sin, self._runs(batch, kv), batch.meanwhile)
+            return native.hidden(batch, cos, sin, self._runs(batch, kv), batch.meanwhile)
         embedded = self.embedded(batch.token_ids).to(self.dtype)
         if self.angles is None:
             angles = self.rope.rotation(batch.positions, self.dtype)
@@ -88,14 +92,15 @@ class DecoderModel:
         if self.gemma is not None:
             return self.gemma.hidden(embedded, angles, batch, kv)
         stream = Stream(embedded)
-        runs = self._runs(batch, kv)
+        runs, positions = self._runs(batch, kv), positions_of(self.config, batch, kv.block_tokens)
         for layer in self.layers:
             if layer.qkv is not None and layer.output is not None:
                 qkv = stream.through(layer.attention_norm, layer.qkv, batch.adapters)
                 if layer.recurrent is not None and runs is not None:
                     mixed = layer.recurrent(qkv, kv, runs)
                 else:
-                    mixed = self._attention(layer, qkv, angles.table(layer.table), batch, kv.layer(layer.place.place))
+                    table, pages = angles.table(layer.table), kv.layer(layer.place.place)
+                    mixed = self._attention(layer, qkv, table, batch, pages, positions)
                 stream.add(mixed, layer.output, batch.adapters, layer.attention_end_norm)
             norm, end_norm, feed_forward = layer.feed_forward_norm, layer.feed_forward_end_norm, layer.feed_forward
             if isinstance(feed_forward, Gated):
@@ -137,21 +142,26 @@ class DecoderModel:
             logits.div_(cap).tanh_().mul_(cap)
         return logits
 
-    def _attention(self, layer: Layer, qkv: torch.Tensor, angles: Rotation, batch: Batch, kv: KvLayer) -> torch.Tensor:
+    def _attention(
+        self, layer: Layer, qkv: torch.Tensor, angles: Rotation, batch: Batch, kv: KvLayer, positions: Positions
+    ) -> torch.Tensor:
         """Return attention's output `[tokens, heads * head_dim]` from queries, keys, values, `[tokens, all heads]`."""
-        rows = batch.groups[layer.place.group]
+        groups = batch.groups if positions.chunked is None or not layer.is_chunked else positions.chunked
+        rows = groups[layer.place.group]
         if layer.latent is not None:
             query, key = layer.latent.rows(qkv, angles, batch.adapters)
             store_kv(kv, key, None, rows.slots)
             return layer.latent.values(attend(query, rows, kv.shared_by(groups_of(query.shape[1])), layer.scoring))
         if layer.gated:
             qkv, gate = self._without_gates(qkv)
-            attended = self._attention(replace(layer, gated=False), qkv, angles, batch, kv)
+            attended = self._attention(replace(layer, gated=False), qkv, angles, batch, kv, positions)
             return gate_mul(torch.cat((gate, attended), dim=1), Gate.SIGMOID)
         tokens, norms = len(qkv), layer.head_norms
         if isinstance(norms, WholeNorms):
             qkv, norms = norms(qkv), None
         qkv = qkv.view(tokens, -1, self.config.head_dim)
+        if layer.scales_queries and positions.query_scales is not None:
+            qkv[:, : self.config.num_heads].mul_(positions.query_scales[:, None, None])
         rotation = (angles.cos, angles.sin, norms, kv, rows.slots, angles.rows)
         if rows.decode is not None and rows.prefills is None and not batch.drafts:
             return rotated_decode(qkv, *rotation, rows.decode, layer.scoring).view(tokens, -1)

@@ -76,6 +76,7 @@ class Experts:
     experts: tuple[Gated | Ungated, ...]
     shared: FeedForward | None = None  # shared experts, whose output is added to every row
     packed: PackedExperts | None = None
+    scales_inputs: bool = False  # an expert's weight multiplies its input instead of its output
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         if self.packed is not None and (adapters is None or not self._shares_adapted):
@@ -84,7 +85,11 @@ class Experts:
         result = torch.zeros_like(x)
         for index in torch.unique(chosen).tolist():
             rows, places = torch.where(chosen == index)
-            output = self.experts[index](x[rows], None) * weights[rows, places, None]
+            inner, scale = x[rows], weights[rows, places, None]
+            if self.scales_inputs:
+                output = self.experts[index]((inner * scale).to(x.dtype), None)
+            else:
+                output = self.experts[index](inner, None) * scale
             result.index_add_(0, rows, output.to(x.dtype))
         return result if self.shared is None else result + self.shared(x, adapters)
 
@@ -104,11 +109,16 @@ class ExpertStack:
     gate: Gate = Gate.SILU
     gate_up_bias: torch.Tensor | None = None  # [experts, outputs]
     down_bias: torch.Tensor | None = None  # [experts, outputs]
+    scales_inputs: bool = False  # an expert's weight multiplies its input instead of its output
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
-        choice = self.router(x)
-        pairs, chosen = sorted_pairs(choice.chosen, self.gate_up.experts), choice.chosen.flatten()
-        inner = _plus(expert_linear(x, self.gate_up, pairs), self.gate_up_bias, chosen)
+        choice, inputs = self.router(x), x
+        if self.scales_inputs:  # one row per pair, of weight 1
+            inputs = (x[:, None] * choice.weights[:, :, None]).to(x.dtype).flatten(0, 1)
+            choice = ExpertChoice(torch.ones_like(choice.weights), choice.chosen)
+        of_inputs = choice.chosen.view(len(inputs), -1)
+        pairs, chosen = sorted_pairs(of_inputs, self.gate_up.experts), choice.chosen.flatten()
+        inner = _plus(expert_linear(inputs, self.gate_up, pairs), self.gate_up_bias, chosen)
         made = _plus(expert_linear(gate_mul(inner, self.gate), self.down, pairs), self.down_bias, chosen)
         parts = made.view(len(x), self.router.routing.per_token, -1).float()
         result = (parts * choice.weights[:, :, None]).sum(1).to(x.dtype)
@@ -119,7 +129,7 @@ def with_packed(experts: Experts) -> Experts:
     """Return the experts with a copy that is packed for native kernels; unchanged if a weight is not packed."""
     apart, router = [packed_gated(each) for each in experts.experts], packed_weight(experts.router.linear)
     whole, shared = tuple(each for each in apart if each is not None), _packed_shared(experts.shared)
-    if router is None or shared is None or len(whole) < len(apart):
+    if router is None or shared is None or len(whole) < len(apart) or experts.scales_inputs:
         return experts
     routing, correction = experts.router.routing, experts.router.correction
     return replace(experts, packed=PackedExperts(router, routing, correction, whole, *shared))
@@ -156,7 +166,7 @@ def stacked(experts: Experts) -> Experts | ExpertStack:
     if len(gated) < len(experts.experts) or gate_up is None or down is None:
         return experts
     gate, biases = gated[0].gate, (_biases(gate_ups), _biases(downs))
-    return ExpertStack(experts.router, gate_up, down, experts.shared, gate, *biases)
+    return ExpertStack(experts.router, gate_up, down, experts.shared, gate, *biases, experts.scales_inputs)
 
 
 def _plus(made: torch.Tensor, bias: torch.Tensor | None, chosen: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,6 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from baton.engine.config.families import FAMILIES
 from baton.engine.config.model_config import ModelConfig, ModelError
 from baton.engine.config.rope import per_sequence_fault
 from baton.engine.models.transformers_model import (
@@ -84,8 +83,6 @@ def _refusal(config: PretrainedConfig, text: Any) -> str | None:
         return "it has an encoder"
     model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if getattr(model, "_is_stateful", False):
-        if text.model_type in FAMILIES:
-            return f"it has another part beside its text part, of which {text.model_type!r} alone is served"
         return "it keeps a state besides keys and values"
     if not model._can_set_attn_implementation():
         return NO_INTERFACE

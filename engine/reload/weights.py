@@ -63,7 +63,7 @@ def check_weights(served: PreparedModel, folder: Path) -> CheckedWeights:
     if format is not served.weight_format:
         raise ModelError(f"{folder}: weights are stored as {format}, but those in service as {served.weight_format}")
     packed = served.options.device.type == "cpu"
-    size_bytes = loaded_bytes(folder, format, served.dtype.itemsize, packed).total
+    size_bytes = loaded_bytes(folder, format, served.dtype.itemsize, packed, served.config.tensor_name).total
     return CheckedWeights(folder, model_fingerprint(folder), size_bytes)
 
 

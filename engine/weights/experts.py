@@ -1,8 +1,8 @@
-"""Read single experts from a checkpoint that stacks all experts in one tensor per projection (gpt-oss, Granite 4).
+"""Read single experts from a checkpoint that stacks all experts in one tensor per projection.
 
-For example, `experts.3.up_proj.weight` is read from `experts.gate_up_proj`, `[experts, inputs, outputs]`, in which gate
-and up outputs alternate. Biases, and blocks and scales of MXFP4, are stacked as `[experts, outputs, ...]`. Granite's
-`experts.3.input_linear.weight` is read from `input_linear.weight`, `[experts, outputs, inputs]`.
+For example, `experts.3.up_proj.weight` is read from `experts.gate_up_proj`. StackedExperts lists the layouts of
+weights. Biases, and blocks and scales of MXFP4, are stacked as `[experts, outputs, ...]`. Granite's
+`experts.3.input_linear.weight` is read from `input_linear.weight`.
 """
 
 import re
@@ -11,12 +11,12 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from baton.engine.config.model_config import ModelError
+from baton.engine.config.model_config import ModelError, StackedExperts
 
 _NAME = re.compile(r"(?P<module>.+\.experts\.)(?P<expert>\d+)\.(?P<part>\w+_proj)\.(?P<kind>weight|bias|blocks|scales)")
 _GRANITE = re.compile(r"(?P<module>.+\.)experts\.(?P<expert>\d+)\.(?P<part>(?:in|out)put_linear\.weight)")
 _SUFFIXES = {"weight": "", "bias": "_bias", "blocks": "_blocks", "scales": "_scales"}
-_PLACES = {"gate_proj": ("gate_up_proj", 0, 2), "up_proj": ("gate_up_proj", 1, 2), "down_proj": ("down_proj", 0, 1)}
+_PLACES = {"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1), "down_proj": ("down_proj", 0)}
 
 
 class StoredTensors(Protocol):
@@ -36,9 +36,9 @@ class _Place(NamedTuple):
 
     name: str
     expert: int
-    first: int  # index of the expert tensor's first output; its outputs are `step` apart
-    step: int
-    is_transposed: bool
+    part: int  # index of the projection in the stacked tensor
+    parts: int  # number of projections in the stacked tensor
+    is_weight: bool
 
 
 @dataclass(slots=True)
@@ -49,49 +49,63 @@ class _Whole:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsApart:
-    """Stored tensors, but with one tensor per expert instead of stacked ones.
+    """Stored tensors, but with one tensor per expert also where the checkpoint has stacked ones.
 
     A stacked tensor stays in memory until the tensors of all its experts are taken.
     """
 
     stored: StoredTensors
     count: int  # number of experts
+    layout: StackedExperts
     _held: dict[str, _Whole] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
-        place = _place(name)
+        place = self._place(name)
         return self.stored.has(name) if place is None else place.name in self._held or self.stored.has(place.name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.stored.shape(name)
 
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
-        place = _place(name)
+        place = self._place(name)
         if place is None:
             return self.stored.take(name, dtypes, *shape)
         if place.expert >= self.count:
             raise ModelError(f"the checkpoint has no tensor {name}")
         whole = self._held.get(place.name)
         if whole is None:
-            of_all = (shape[0] * place.step, *shape[1:])
-            of_all = of_all[::-1] if place.is_transposed else of_all
-            tensor = self.stored.take(place.name, dtypes, self.count, *of_all)
-            whole = self._held[place.name] = _Whole(tensor, self.count * place.step)
+            tensor = self._take_whole(place, dtypes, (shape[0] * place.parts, *shape[1:]))
+            whole = self._held[place.name] = _Whole(tensor, self.count * place.parts)
         whole.left -= 1
         if not whole.left:
             del self._held[place.name]
         own = whole.tensor[place.expert]
-        own = own.T if place.is_transposed else own
-        return own[place.first :: place.step].clone(memory_format=torch.contiguous_format)
+        if self.layout is StackedExperts.INTERLEAVED:
+            own = own[place.part :: place.parts]
+        else:
+            own = own[place.part * shape[0] : (place.part + 1) * shape[0]]
+        return own.clone(memory_format=torch.contiguous_format)
 
+    def _take_whole(self, place: _Place, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]) -> torch.Tensor:
+        """Return a stacked tensor as `[experts, outputs, ...]`. `shape`: shape of one expert's part."""
+        rows, columns, stored = (self.count, *shape), (self.count, *shape[::-1]), self.stored.shape(place.name)
+        is_turned = place.is_weight and self.layout is not StackedExperts.ROWS
+        if place.is_weight and rows != columns and stored in (rows, columns):
+            is_turned = stored == columns  # tools write some families in either layout
+        if is_turned:
+            return self.stored.take(place.name, dtypes, *columns).transpose(1, 2)
+        return self.stored.take(place.name, dtypes, *rows)
 
-def _place(name: str) -> _Place | None:
-    """Return the location of an expert's tensor, or None if the tensor is not an expert's."""
-    if (found := _GRANITE.fullmatch(name)) is not None:
-        return _Place(found["module"] + found["part"], int(found["expert"]), 0, 1, is_transposed=False)
-    found = _NAME.fullmatch(name)
-    if found is None:
-        return None
-    module, first, step = _PLACES[found["part"]]
-    whole = f"{found['module']}{module}{_SUFFIXES[found['kind']]}"
-    return _Place(whole, int(found["expert"]), first, step, found["kind"] == "weight")
+    def _place(self, name: str) -> _Place | None:
+        """Return the location of an expert's tensor; None if it is stored alone, or is not an expert's."""
+        if self.stored.has(name):
+            return None
+        if (found := _GRANITE.fullmatch(name)) is not None:
+            return _Place(found["module"] + found["part"], int(found["expert"]), 0, 1, is_weight=True)
+        found = _NAME.fullmatch(name)
+        if found is None:
+            return None
+        module, part = _PLACES[found["part"]]
+        whole = f"{found['module']}{module}{_SUFFIXES[found['kind']]}"
+        parts = sum(name == module for name, _ in _PLACES.values())
+        return _Place(whole, int(found["expert"]), part, parts, found["kind"] == "weight")

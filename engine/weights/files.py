@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -18,9 +18,11 @@ from baton.engine.weights.formats import (
     WeightFormat,
     gguf_files,
     is_gguf,
+    quantization_fields,
     weight_format,
 )
 from baton.engine.weights.gguf_file import CODED, PLAIN_DTYPES
+from baton.engine.weights.names import text_name
 from baton.engine.weights.weight import GROUP_INPUTS, is_quantisable
 from baton.text.gguf.header import SUFFIX as GGUF_SUFFIX
 from baton.text.gguf.header import GgufTensor, TensorType, read_header, read_model_header
@@ -193,12 +195,16 @@ def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str,
 
 @reads(ModelError)
 def loaded_bytes(
-    folder: Path, format: WeightFormat, number_bytes: int, packed: bool = False, unused: tuple[str, ...] = ()
+    folder: Path,
+    format: WeightFormat,
+    number_bytes: int,
+    packed: bool = False,
+    name_of: Callable[[str], str | None] = str,
 ) -> LoadedBytes:
     """Return the size in memory of each tensor of a checkpoint; reads only the files' headers. Raises: ModelError.
 
     `packed`: whether weights are packed for a CPU's native kernels, which keep bfloat16 numbers in two bytes.
-    `unused`: name prefixes of tensors that are not read.
+    `name_of`: returns the decoder's name of a stored tensor, None for one that is not read.
     """
     files = weight_files(folder)
     if format is WeightFormat.GGUF:
@@ -206,8 +212,8 @@ def loaded_bytes(
         return LoadedBytes({name: _gguf_bytes(each, number_bytes, packed) for name, each in tensors.items()})
     found = {}
     for path in files:
-        for name, tensor in read_safetensors_header(path).items():
-            if name.startswith(unused):
+        for stored, tensor in read_safetensors_header(path).items():
+            if (name := name_of(stored)) is None:
                 continue
             kept_bytes = 2 if packed and tensor.dtype == "BF16" else number_bytes
             if tensor.dtype in ("F8_E4M3", "I8") and is_quantisable(name.removesuffix(".weight")):
@@ -220,6 +226,14 @@ def loaded_bytes(
     return LoadedBytes(found)
 
 
+@reads(ModelError)
+def has_head(folder: Path) -> bool:
+    """Return whether the safetensors files of a checkpoint have an output head. Raises: ModelError."""
+    if is_gguf(folder):
+        return False
+    return any(text_name(name) in HEADS for path in weight_files(folder) for name in read_safetensors_header(path))
+
+
 def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
     """Return shape and dtype by tensor name. Raises: ModelError."""
     with reading(path, ModelError), safe_open(path, framework="pt", device="cpu") as file:
@@ -229,7 +243,7 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
 
 def _stored_group_inputs(folder: Path) -> int | None:
     """Return the inputs per group of an AWQ or GPTQ checkpoint; None if config.json has none, or a row is one group."""
-    fields = read_json(folder / "config.json").get("quantization_config") or {}
+    fields = quantization_fields(read_json(folder / "config.json")) or {}
     size = int(fields.get("group_size", fields.get("q_group_size")) or 0)
     return size if size > 0 else None
 

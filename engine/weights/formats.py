@@ -98,9 +98,15 @@ def gguf_files(folder: Path) -> tuple[Path, ...]:
     return parts
 
 
+def quantization_fields(config: Mapping[str, Any]) -> Any:
+    """Return config.json's quantization_config, which may be that of the text part; None without any."""
+    text = config.get("text_config")
+    return config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
+
+
 def packed_format(config: Mapping[str, Any]) -> PackedFormat | None:
     """Return the quantisation that config.json states; None without any. Raises: ModelError if it is unsupported."""
-    fields = config.get("quantization_config")
+    fields = quantization_fields(config)
     if fields is None:
         return None
     method = fields.get("quant_method") if isinstance(fields, dict) else fields

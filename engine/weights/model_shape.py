@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from baton.engine.config.config_file import read_model_config
-from baton.engine.config.model_config import CONFIG_FILE, EncoderConfig, ModelConfig, ModelError
-from baton.engine.config.resolved_config import read_transformers_config
+from baton.engine.config.model_config import CONFIG_FILE, DecoderConfig, EncoderConfig, ModelConfig, ModelError
+from baton.engine.config.resolved_config import read_transformers_config, text_part
 from baton.engine.weights.files import TensorShape
 from baton.text.host.files import reads
 
@@ -26,6 +26,9 @@ def read_model_shape(folder: Path) -> ModelShape:
     """Read `folder`/config.json; no weights are needed. Raises: ModelError."""
     config = read_model_config(folder)
     stated: Any = read_transformers_config(folder)
+    if isinstance(config, DecoderConfig):
+        stated = text_part(stated)
+        stated.tie_word_embeddings = config.tie_word_embeddings
     with torch.device("meta"):  # tensors have shapes, but no data
         model = _class_of(config).from_config(stated)
     tensors = tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in model.named_parameters())

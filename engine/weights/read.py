@@ -9,7 +9,8 @@ https://arxiv.org/abs/2310.10537.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
@@ -36,6 +37,8 @@ from baton.engine.weights.gguf_file import (
     map_file,
     mxfp4_codes,
 )
+from baton.engine.weights.names import other_part, text_name
+from baton.engine.weights.pairs import PairsApart
 from baton.engine.weights.weight import (
     GROUP_INPUTS,
     QUANTISERS,
@@ -54,11 +57,10 @@ from baton.engine.weights.weight import (
 from baton.text.gguf.config import ARCHITECTURES
 from baton.text.gguf.header import GgufTensor, TensorType, read_model_header
 
+logger = logging.getLogger(__name__)
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BODY = "model."
 EMBEDDING = f"{BODY}embed_tokens.weight"
-BACKBONE = "backbone."  # in place of BODY in checkpoints of Nemotron-H
-BACKBONE_EMBEDDING = f"{BACKBONE}embeddings.weight"
 BLOCK_SCALES = "weight_scale_inv"  # suffix of tensors with the scales of fp8 blocks
 PER_WORD = 8
 # For each of the eight columns in an AWQ word: index of its nibble; index 0 is the lowest nibble.
@@ -120,13 +122,18 @@ def open_weights(
             yield gguf
             left = gguf.left.difference(*map(gguf_names, ignored))
         else:
-            stored = CheckpointTensors(files, stack, device, bar)
+            stored = CheckpointTensors(files, stack, device, bar, config.tensor_name)
+            others = [name for name in stored.unread if config.is_text_part and text_name(name) is None]
+            if others:
+                parts = ", ".join(sorted(set(map(other_part, others))))
+                logger.info("reading the text part only: %d tensors of %s are left out", len(others), parts)
             packed = packed_format(read_json(folder / "config.json"))
             experts = config.experts
-            apart = ExpertsApart(stored, experts.count) if experts is not None and experts.together else stored
-            yield CheckpointWeights(apart, format, packed, dtype, shard)
+            tensors: StoredTensors = PairsApart(stored, config.head_dim) if config.rotates_pairs else stored
+            if experts is not None:
+                tensors = ExpertsApart(tensors, experts.count, experts.stacked)
+            yield CheckpointWeights(tensors, format, packed, dtype, shard)
             left = {name for name in stored.left - ignored if not name.endswith("rotary_emb.inv_freq")}
-            left = {name for name in left if not name.startswith(config.unused_tensors)}
             if format in STORED_ALONE:
                 left = {name for name in left if not name.endswith(UNUSED_ENDS)}
         bar.update(total - bar.n)  # file headers complete the bar
@@ -138,25 +145,29 @@ def open_weights(
 class CheckpointTensors:
     """Tensors of safetensors files. The files stay open until `stack` is closed."""
 
-    def __init__(self, files: tuple[Path, ...], stack: ExitStack, device: torch.device, bar: "tqdm[Any]") -> None:
+    def __init__(
+        self,
+        files: tuple[Path, ...],
+        stack: ExitStack,
+        device: torch.device,
+        bar: "tqdm[Any]",
+        name_of: Callable[[str], str | None] = str,
+    ) -> None:
+        """Open the files. `name_of`: returns the name of a stored tensor in this class, None for one to leave out."""
         self._device = device
         self._bar = bar
-        self._files: dict[str, Any] = {}  # open file of each tensor that was not read yet
-        self._stored: dict[str, str] = {}  # names in the files of tensors that are renamed
+        stored: dict[str, Any] = {}  # open file of each tensor
         for file in files:
             try:
                 opened = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{file}: {error}") from error
-            self._files.update(dict.fromkeys(opened.keys(), opened))
-        if BACKBONE_EMBEDDING in self._files:
-            renamed = {name: name.replace(BACKBONE, BODY, 1) for name in self._files if name.startswith(BACKBONE)}
-        elif EMBEDDING not in self._files and EMBEDDING.removeprefix(BODY) in self._files:  # a model saved without head
-            renamed = {name: BODY + name for name in self._files}
-        else:
-            renamed = {}
-        self._files = {renamed.get(name, name): file for name, file in self._files.items()}
-        self._stored = {new: name for name, new in renamed.items()}
+            stored.update(dict.fromkeys(opened.keys(), opened))
+        headless = EMBEDDING not in stored and EMBEDDING.removeprefix(BODY) in stored  # a model saved without head
+        names = {name: name_of(BODY + name if headless else name) for name in stored}
+        self.unread = tuple(name for name, known in names.items() if known is None)
+        self._stored_names = {known: name for name, known in names.items() if known is not None}
+        self._files = {known: stored[name] for known, name in self._stored_names.items()}  # those not read yet
 
     @property
     def left(self) -> set[str]:
@@ -166,10 +177,10 @@ class CheckpointTensors:
         return name in self._files
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._open(name).get_slice(self._stored.get(name, name)).get_shape())
+        return tuple(self._open(name).get_slice(self._stored_names[name]).get_shape())
 
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
-        stored: torch.Tensor = self._open(name).get_tensor(self._stored.get(name, name))
+        stored: torch.Tensor = self._open(name).get_tensor(self._stored_names[name])
         if stored.shape != shape:
             raise ModelError(f"tensor {name} is {list(stored.shape)}, config.json implies {list(shape)}")
         if stored.dtype not in dtypes:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError
 from baton.engine.load import load_model
 from baton.engine.models.decoder import DecoderModel
@@ -90,7 +91,8 @@ def test_a_gpu_is_said_to_be_slow_with_experts_in_blocks_once(
 
 def test_weights_in_blocks_stay_a_byte_each(checkpoint: Path, meant: Any) -> None:
     assert weight_format(checkpoint, "none") is WeightFormat.FP8_BLOCKS
-    found = loaded_bytes(checkpoint, WeightFormat.FP8_BLOCKS, 4, unused=("model.layers.4.",)).tensors
+    name_of = read_model_config(checkpoint).tensor_name
+    found = loaded_bytes(checkpoint, WeightFormat.FP8_BLOCKS, 4, name_of=name_of).tensors
     assert found["model.layers.1.self_attn.o_proj.weight"] == 64 * 80
     assert found["model.layers.1.self_attn.kv_b_proj.weight"] == 4 * (24 + 20) * 32 * 4  # spelled out
     assert not any(name.startswith("model.layers.4.") for name in found)

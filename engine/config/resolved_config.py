@@ -52,19 +52,23 @@ def read_transformers_config(folder: Path) -> PretrainedConfig:
 def _around_known_text(raw: Mapping[str, Any]) -> PretrainedConfig | None:
     """Return the configuration of a model that transformers lacks, but whose text part it has; None for others."""
     stated = raw.get("text_config") or raw.get("llm_config")
-    kind = stated.get("model_type") if isinstance(stated, dict) else None
-    if not isinstance(stated, dict) or (kind := ALIASES.get(str(kind), kind)) not in CONFIG_MAPPING:
+    if not isinstance(stated, dict):
+        return None
+    kind = str(stated.get("model_type"))
+    kind = ALIASES.get(kind, kind)
+    if kind not in CONFIG_MAPPING:
         return None
     text = CONFIG_MAPPING[kind].from_dict(
         {name: value for name, value in stated.items() if name not in ("model_type", "auto_map")}
     )
-    outer = PretrainedConfig(
+    outer: Any = PretrainedConfig(
         text_config=text,
         eos_token_id=raw.get("eos_token_id"),
         tie_word_embeddings=raw.get("tie_word_embeddings", text.tie_word_embeddings),
     )
     outer.model_type = str(raw.get("model_type"))
-    return outer
+    wrapped: PretrainedConfig = outer
+    return wrapped
 
 
 def text_part(config: PretrainedConfig) -> PretrainedConfig:

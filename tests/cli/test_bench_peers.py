@@ -7,6 +7,8 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from baton.lab.benchmarks.peers import compare as peers
 from baton.lab.benchmarks.peers import process as peers_start
@@ -232,7 +234,7 @@ def checkpoint(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text('{"vocab_size": 100}')
     (folder / "model.safetensors").touch()
-    (folder / "tokenizer.json").touch()
+    Tokenizer(WordLevel({"word": 0}, unk_token="word")).save(str(folder / "tokenizer.json"))
     return folder
 
 

@@ -15,7 +15,7 @@ from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "quiet": True, "max_model_len": 160, "block_size": 8}
-EOS = list(range(4, 512, 48))  # many, since random weights hardly ever make one certain token
+EOS = [2, *range(4, 512, 48)]  # that of the tokenizer, and many, since random weights make hardly any certain token
 STEPS = 12
 
 

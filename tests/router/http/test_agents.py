@@ -54,7 +54,7 @@ def claude(*messages: dict[str, Any], billing: str = "cch=1a2b3", **fields: Any)
 
 
 async def listed(gateway: Gateway, path: str, body: dict[str, Any], **headers: str) -> list[str]:
-    """What an answered request lists as not acted upon."""
+    """Return the fields and tools that an answered request lists as not acted upon."""
     response = await gateway.client.post(path, json=body, headers=headers)
     assert response.status_code == 200, response.text
     return [each for each in response.headers.get(NOT_ACTED_UPON, "").split(", ") if each]

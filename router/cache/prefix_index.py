@@ -5,14 +5,17 @@ which each worker has two bits, called lanes. *Ready*: the worker has reported t
 now will find the block, because it is ready or a prompt in flight will compute it. A worker that has a block has all
 blocks before it, so the walk can bisect: it needs a few lookups per position where lanes end, for any length.
 
-Measured memory: 160 to 200 bytes per block on one worker, depending on how full the hash tables are; 32 bytes more with
-more than four workers, and 40 to 105 bytes for each further worker that has the block.
+All blocks that only one worker has share one number: a number of thousands of lanes takes hundreds of bytes.
+
+Measured memory: 160 to 200 bytes per block on one worker, depending on how full the hash tables are, and 40 to 105
+bytes for each further worker that has the block.
 """
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 ELSEWHERE_CHAINS = 64
@@ -21,6 +24,7 @@ has reported their blocks, or they have failed.
 """
 
 MOST_ENDS = 4096  # maximum number of cached `_Ends`, one per set of lanes
+_blocks_of = itemgetter(0)  # sort key of PrefixEnd
 
 
 class Hits(NamedTuple):
@@ -35,6 +39,25 @@ class _Ends(NamedTuple):
 
     found: tuple[str, ...]
     ready: tuple[str, ...]
+    found_set: Set[str]
+    ready_set: Set[str]
+
+
+class PrefixEnd(NamedTuple):
+    """Workers whose cached part of a prompt ends at the same block. A worker is at one end of each kind at most."""
+
+    blocks: int  # number of the prompt's first blocks that these workers have
+    workers: _Ends
+
+
+def hits_among(ends: Iterable[PrefixEnd], workers: Set[str] | None = None) -> Hits:
+    """Return the hits of these workers; None: of all workers, at the cost of a step for each."""
+    found: dict[str, int] = {}
+    ready: dict[str, int] = {}
+    for blocks, named in ends:
+        found.update(dict.fromkeys(named.found if workers is None else named.found_set & workers, blocks))
+        ready.update(dict.fromkeys(named.ready if workers is None else named.ready_set & workers, blocks))
+    return Hits(found, ready)
 
 
 @dataclass(slots=True)
@@ -42,18 +65,12 @@ class _Holder:
     """Blocks of one worker. Its lanes are bit `2 * slot` (ready) and the bit above it (found)."""
 
     slot: int
+    lanes: int  # both lanes: the number of all blocks that only this worker has
+    found_lane: int
     ready: set[bytes] = field(default_factory=set)
     expected: dict[object, list[bytes]] = field(default_factory=dict)  # blocks by prompt; some may be ready by now
     elsewhere: deque[object] = field(default_factory=deque)  # prompts of other routers among `expected`, oldest first
     digest: int = 0
-
-    @property
-    def found_lane(self) -> int:
-        return 2 << 2 * self.slot
-
-    @property
-    def lanes(self) -> int:
-        return 3 << 2 * self.slot
 
 
 class PrefixIndex:
@@ -86,7 +103,8 @@ class PrefixIndex:
         for block_hash in block_hashes:
             if block_hash not in ready:
                 ready.add(block_hash)
-                lanes[block_hash] = lanes.get(block_hash, 0) | both
+                held = lanes.get(block_hash, 0) | both
+                lanes[block_hash] = both if held == both else held
                 holder.digest ^= int.from_bytes(block_hash[:8], "little")
 
     def evict(self, worker: str, block_hashes: Iterable[bytes]) -> None:
@@ -123,7 +141,7 @@ class PrefixIndex:
         for block_hash in block_hashes:
             held = lanes.get(block_hash, 0)
             if not held & found:
-                lanes[block_hash] = held | found
+                lanes[block_hash] = held | found if held else found
                 new.append(block_hash)
         if new:
             holder.expected[owner] = new
@@ -158,23 +176,30 @@ class PrefixIndex:
 
     def hits(self, block_hashes: Sequence[bytes]) -> Hits:
         """Return how many of the prompt's first blocks each worker has."""
-        found: dict[str, int] = {}
-        ready: dict[str, int] = {}
-        for blocks, lanes in self._ends(block_hashes):
-            ends = self._ends_of.get(lanes) or self._name(lanes)
-            for name in ends.found:
-                found[name] = blocks
-            for name in ends.ready:
-                ready[name] = blocks
-        return Hits(found, ready)
+        return hits_among(self.ends(block_hashes))
+
+    def ends(self, block_hashes: Sequence[bytes]) -> list[PrefixEnd]:
+        """Return where the cached parts of the prompt end, the longest first, and the workers that have them."""
+        named = self._ends_of
+        ends = [PrefixEnd(blocks, named.get(lanes) or self._name(lanes)) for blocks, lanes in self._ends(block_hashes)]
+        ends.sort(key=_blocks_of, reverse=True)
+        return ends
 
     def _name(self, lanes: int) -> _Ends:
+        """Return the workers of a set of lanes. Only bytes with lanes are searched, each of which has four slots."""
         if len(self._ends_of) == MOST_ENDS:
             self._ends_of.clear()
-        named = [(slot, name) for slot, name in enumerate(self._names) if name is not None]
-        found = tuple(name for slot, name in named if lanes >> 2 * slot & 2)
-        ready = tuple(name for slot, name in named if lanes >> 2 * slot & 1)
-        return self._ends_of.setdefault(lanes, _Ends(found, ready))
+        found, ready = list[str](), list[str]()
+        for place, four in enumerate(lanes.to_bytes(-(-lanes.bit_length() // 8), "little")):
+            for slot in range(4 * place, 4 * place + 4) if four else ():
+                bits = four >> 2 * (slot % 4)
+                name = self._names[slot] if bits & 3 else None
+                if name is not None and bits & 2:
+                    found.append(name)
+                if name is not None and bits & 1:
+                    ready.append(name)
+        ends = _Ends(tuple(found), tuple(ready), frozenset(found), frozenset(ready))
+        return self._ends_of.setdefault(lanes, ends)
 
     def _ends(self, block_hashes: Sequence[bytes]) -> Iterator[tuple[int, int]]:
         """Yield (blocks, lanes), each lane once: the workers of these lanes have exactly the first `blocks` blocks.
@@ -205,7 +230,7 @@ class PrefixIndex:
             slot = next((slot for slot, name in enumerate(self._names) if name is None), len(self._names))
             self._names[slot : slot + 1] = [worker]
             self._ends_of.clear()
-            holder = self._holders[worker] = _Holder(slot)
+            holder = self._holders[worker] = _Holder(slot, 3 << 2 * slot, 2 << 2 * slot)
         return holder
 
     def _clear(self, block_hash: bytes, lanes: int) -> None:

@@ -5,13 +5,14 @@ Workers are named by endpoint. A charge is added when a request is placed and re
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from itertools import chain, islice
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.cache.fan_out import PrefixFanOut
-from baton.router.cache.prefix_index import Hits
+from baton.router.cache.prefix_index import Hits, hits_among
 from baton.router.cache.replica import Caches
 from baton.router.cache.tiers import TierDirectories
 from baton.router.placement.decide import Placement
@@ -29,21 +30,30 @@ _NONE: frozenset[Pair] = frozenset()
 _NO_FILES: Mapping[str, int] = {}
 
 
-def shortlist(workers: Sequence[str], found: Mapping[str, int], turn: int) -> Sequence[str]:
+Prefixes = Iterable[tuple[int, Sequence[str]]]
+"""Numbers of a prompt's first blocks, the largest first, each with workers that have so many."""
+
+
+def shortlist(workers: Sequence[str], known: Set[str], prefixes: Prefixes, turn: int) -> Sequence[str]:
     """Return the workers that a placement decision considers: a limited number, to limit the cost of a decision.
 
     In a cluster of up to ALL_UP_TO workers, all are considered. In a larger cluster, up to HOLDERS workers that have
-    much of the prompt cached are considered, and OTHERS further workers, which rotate with `turn`. The least busy of
+    most of the prompt cached are considered, and OTHERS further workers, which rotate with `turn`. The least busy of
     these is nearly as idle as the least busy worker of all (Mitzenmacher, The Power of Two Choices, 2001).
-    `found`: cached blocks of the prompt by worker, without zeros.
+    `known`: the same workers as a set; `prefixes` may have others, too.
     """
     if len(workers) <= ALL_UP_TO:
         return workers
-    listed = _in_turn(workers, OTHERS, turn)
-    if found:
-        half = max(found.values()) / 2
-        listed += _in_turn([worker for worker, blocks in found.items() if blocks > half], HOLDERS, turn)
-    return tuple(dict.fromkeys(listed))
+    listed, holders, most = _in_turn(workers, OTHERS, turn), list[str](), 0
+    for blocks, names in prefixes:
+        if len(holders) == HOLDERS or 2 * blocks <= most:
+            break
+        if not known.isdisjoint(names):
+            most = most or blocks
+            first = turn * HOLDERS % len(names)
+            in_turn = chain(names[first:], names[:first])
+            holders += islice(filter(known.__contains__, in_turn), HOLDERS - len(holders))
+    return tuple(dict.fromkeys(listed + holders))
 
 
 def _in_turn(workers: Sequence[str], count: int, turn: int) -> list[str]:
@@ -310,15 +320,13 @@ class AvailableWorkers:
 
     workers: Mapping[str, Worker]
     by_role: Mapping[WorkerRole, tuple[str, ...]]
+    known: Mapping[WorkerRole, frozenset[str]]  # by_role as sets
 
-    def shortlist(self, found: Mapping[str, int], turn: int) -> Collection[Worker]:
+    def shortlist(self, prefixes: Prefixes, turn: int) -> dict[str, Worker]:
         """Return the workers of both roles that a placement decision considers; see `shortlist`."""
-        if len(self.workers) <= ALL_UP_TO:
-            return self.workers.values()
-        listed: list[Worker] = []
+        listed: dict[str, Worker] = {}
         for role, endpoints in self.by_role.items():
-            known = {name: found[name] for name in found if name in self.workers and self.workers[name].role is role}
-            listed += [self.workers[name] for name in shortlist(endpoints, known, turn)]
+            listed |= {name: self.workers[name] for name in shortlist(endpoints, self.known[role], prefixes, turn)}
         return listed
 
 
@@ -346,7 +354,7 @@ class Cluster:
         """Measured rates of all workers."""
         self._available: AvailableWorkers | None = None  # None: must be computed again
         self._recent, self._fan_out = RecentWork(), PrefixFanOut()
-        self._seen_rates, self._seen_age = 0, 0.0  # rates.version and _recent.age for which the cached views are valid
+        self._seen_age = 0.0  # _recent.age for which the cached views are valid
         self.predictions = RecentPredictions()
         """Placements that the other routers have yet to learn."""
 
@@ -431,7 +439,7 @@ class Cluster:
         worker = self._workers[endpoint]
         if worker.report is None or worker.report.draining != report.draining:
             self._available = None
-        if worker.report != report:
+        if worker.report is not report and worker.report != report:
             worker.changed()
         worker.report = report
 
@@ -462,15 +470,23 @@ class Cluster:
 
         `turn`: number of the request, which selects a shortlist; None: all workers.
         """
-        hits = self._behind_windows(self.caches.index.hits(block_hashes), block_hashes)
-        available = self._find_available()
+        ends, available = self.caches.index.ends(block_hashes), self._find_available()
         self._forget_old_views()
-        found = hits.found
         if turn is None or len(available.workers) <= ALL_UP_TO:
             workers: Collection[Worker] = available.workers.values()
+            hits = hits_among(ends)
         else:
-            workers = available.shortlist(self._with_files(found, block_hashes), turn)
-        views = [worker.view or self._view(worker) for worker in workers]
+            prefixes = [(blocks, named.found) for blocks, named in ends]
+            listed = available.shortlist(self._with_files(prefixes, block_hashes), turn)
+            workers, hits = listed.values(), hits_among(ends, listed.keys())
+        hits = self._behind_windows(hits, block_hashes)
+        found, rates_of = hits.found, self.rates.of
+        views = [
+            view
+            if (view := worker.view) is not None and view.rates is rates_of(worker.endpoint)
+            else self._view(worker)
+            for worker in workers
+        ]
         in_files = self._in_files(workers, found, block_hashes) if self.tiers.directories else _NO_FILES
         shown = {**found, **in_files} if in_files else found
         if shown:
@@ -502,12 +518,14 @@ class Cluster:
         worker = self._workers.get(endpoint)
         return ONE_GROUP if worker is None or worker.description is None else worker.description.model.groups
 
-    def _with_files(self, found: Mapping[str, int], block_hashes: Sequence[bytes]) -> Mapping[str, int]:
-        """Return the number of the prompt's blocks that each worker has in its pool or in files that it can read."""
+    def _with_files(self, prefixes: Sequence[tuple[int, Sequence[str]]], block_hashes: Sequence[bytes]) -> Prefixes:
+        """Add the workers that have parts of the prompt in files to those that have parts in their pools."""
         if not self.tiers.directories:
-            return found
-        readers = self.tiers.readers(block_hashes)
-        return {name: max(found.get(name, 0), readers.get(name, 0)) for name in (*found, *readers)}
+            return prefixes
+        by_blocks = defaultdict[int, list[str]](list)
+        for name, blocks in self.tiers.readers(block_hashes).items():
+            by_blocks[blocks].append(name)
+        return sorted(chain(prefixes, by_blocks.items()), key=lambda prefix: prefix[0], reverse=True)
 
     def _in_files(
         self, workers: Iterable[Worker], found: Mapping[str, int], block_hashes: Sequence[bytes]
@@ -530,7 +548,8 @@ class Cluster:
         uncached = request.prompt_tokens - known_tokens
         self._fan_out.placed(block_hashes, known_tokens // request.block_tokens)
         self._computes(placement.computing, uncached)
-        self._expect(placement.computing, attempt_id, block_hashes, uncached)
+        # The worker has the first blocks: a turn of a long conversation adds only a few.
+        self._expect(placement.computing, attempt_id, block_hashes[hit_tokens // request.block_tokens :], uncached)
         if placement.computes_for_others:
             self._charge(placement.computing, attempt_id, AttemptCharge(tokens=uncached, load_ms=placement.load_ms))
         if request.pooled and placement.computes_for_others:
@@ -626,13 +645,14 @@ class Cluster:
         if self._available is None:
             workers = {name: worker for name, worker in self._workers.items() if worker.available}
             by_role = {role: tuple(name for name in workers if workers[name].role is role) for role in WorkerRole}
-            self._available = AvailableWorkers(workers, by_role)
+            known = {role: frozenset(names) for role, names in by_role.items()}
+            self._available = AvailableWorkers(workers, by_role, known)
         return self._available
 
     def _forget_old_views(self) -> None:
-        """Drop the cached views if the rates have changed or recent work has decayed since they were created."""
-        if self.rates.version != self._seen_rates or self._recent.age - self._seen_age > LATEST_AGE:
-            self._seen_rates, self._seen_age = self.rates.version, self._recent.age
+        """Drop the cached views if recent work has decayed since they were created."""
+        if self._recent.age - self._seen_age > LATEST_AGE:
+            self._seen_age = self._recent.age
             self._forget_views()
 
     def _forget_views(self) -> None:
@@ -654,9 +674,10 @@ class Cluster:
         hit_blocks, ready_blocks = hits.found.get(endpoint, 0), hits.ready.get(endpoint, 0)
         tier_blocks = in_files.get(endpoint, 0)
         branches = self._fan_out.behind(block_hashes, hit_blocks + tier_blocks)
+        counts = (hit_blocks, ready_blocks, branches, tier_blocks)
         seen = view is not None and (view.hit_blocks, view.ready_blocks, view.branches, view.tier_blocks)
-        if view is None or seen != (hit_blocks, ready_blocks, branches, tier_blocks):
-            view = worker.hit_view = self._make_view(worker, hit_blocks, ready_blocks, branches, tier_blocks)
+        if view is None or seen != counts or view.rates is not self.rates.of(endpoint):
+            view = worker.hit_view = self._make_view(worker, *counts)
         return view
 
     def _make_view(

@@ -25,7 +25,9 @@ once measured as slow would get no prompts, and so no measurement to correct the
 LEAST_SPREAD = 0.2
 """Minimum standard deviation of tokens in flight, as a fraction of their mean, for which a slope is fitted."""
 NEWS = 0.05
-"""Minimum relative change at which a reported rate replaces the known rate."""
+"""Minimum relative change at which a reported rate, or the rates assumed for workers without measurements, replace the
+known ones. All views of such workers would otherwise be created again after each prompt.
+"""
 LEAST_APART_S = 0.1
 """Minimum time between two reports from which a token gap is computed: a shorter time has too few steps."""
 _PREFILL = WorkerRole.PREFILL  # looking up an enum member is slow in a hot path
@@ -116,10 +118,9 @@ class RateLedger:
         self._kv = Ratio()  # KV bytes / tokens, equal on all workers of a model
         self._known: dict[str, WorkerRates] = {}
         self._typical = UNMEASURED
-        self.version = 0
-        """Number that changes whenever a worker's rates may have changed."""
 
     def of(self, worker: str) -> WorkerRates:
+        """Return the worker's rates: the same object until they change."""
         return self._known.get(worker, self._typical)
 
     def computed(self, worker: str, tokens: int, chunks_ms: float) -> None:
@@ -168,7 +169,12 @@ class RateLedger:
     def transferred(self, tokens: int, kv_bytes: int) -> None:
         if tokens > 0 and kv_bytes > 0:
             self._kv.add(kv_bytes, tokens)
-            self._renew(None)
+            kv_bytes_per_token = self._kv.value(0.0)
+            if not _is_close(kv_bytes_per_token, self._typical.kv_bytes_per_token):
+                self._typical = replace(self._typical, kv_bytes_per_token=kv_bytes_per_token)
+                self._known = {
+                    name: replace(each, kv_bytes_per_token=kv_bytes_per_token) for name, each in self._known.items()
+                }
 
     def linked(self, worker: str, links_gb_per_s: Mapping[str, float]) -> None:
         """Record the rates at which the worker reads KV from other workers, by the endpoint of the source."""
@@ -177,25 +183,21 @@ class RateLedger:
             self._renew(worker)
 
     def forget(self, worker: str) -> None:
-        self.version += 1
         of_workers: tuple[dict[str, Any], ...]
         of_workers = (self._prefill, self._gaps, self._steps, self._reported_prefill, self._links, self._known)
         for each in of_workers:
             each.pop(worker, None)
 
-    def _renew(self, worker: str | None) -> None:
-        self.version += 1
-        self._typical = self._rates(self._any_prefill, self._any_gap, {}, UNMEASURED, Measured.ELSEWHERE, prior_ms=0.0)
-        if worker is not None:
-            prefill, gaps = self._prefill.get(worker, Ratio()), self._gaps.get(worker, DecayingLine())
-            rates = self._rates(prefill, gaps, self._links.get(worker, {}), self._typical)
-            reported = self._reported_prefill.get(worker, _ReportedPrefill())
-            if reported.alone:
-                rates = replace(rates, prefill_tokens_per_s=reported.alone, prefill_measured=Measured.HERE)
-            self._known[worker] = replace(rates, beside_tokens_per_s=reported.beside)
-        elif self._known:
-            kv_bytes = self._typical.kv_bytes_per_token
-            self._known = {name: replace(each, kv_bytes_per_token=kv_bytes) for name, each in self._known.items()}
+    def _renew(self, worker: str) -> None:
+        typical = self._rates(self._any_prefill, self._any_gap, {}, UNMEASURED, Measured.ELSEWHERE, prior_ms=0.0)
+        if not _are_close(typical, self._typical):
+            self._typical = typical
+        prefill, gaps = self._prefill.get(worker, Ratio()), self._gaps.get(worker, DecayingLine())
+        rates = self._rates(prefill, gaps, self._links.get(worker, {}), typical)
+        reported = self._reported_prefill.get(worker, _ReportedPrefill())
+        if reported.alone:
+            rates = replace(rates, prefill_tokens_per_s=reported.alone, prefill_measured=Measured.HERE)
+        self._known[worker] = replace(rates, beside_tokens_per_s=reported.beside)
 
     def _rates(
         self,
@@ -223,6 +225,16 @@ def _is_close(one: float | None, other: float | None) -> bool:
     if one is None or other is None:
         return one is other
     return abs(one - other) <= NEWS * max(one, other)
+
+
+def _are_close(one: WorkerRates, other: WorkerRates) -> bool:
+    """Return whether two assumed rates differ so little that the older ones may stay."""
+    return one.prefill_measured is other.prefill_measured and all(
+        _is_close(getattr(one, name), getattr(other, name)) for name in _ASSUMED
+    )
+
+
+_ASSUMED = ("prefill_tokens_per_s", "token_gap_ms", "token_gap_ms_per_token", "kv_bytes_per_token", "link_gb_per_s")
 
 
 CAUTION, MOST_ASSUMED = 0.1, 0.5

@@ -4,6 +4,7 @@ from baton.process.errors import BatonError
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.admission.queue import AdmissionQueue, Admitted, RequestClass
 from baton.router.placement.cluster import HOLDERS, OTHERS, Cluster
+from baton.router.placement.decide import Placement, place
 from baton.router.placement.policies import Strategy
 from baton.router.types.placement import PlacementRequest
 from tests.fixtures.router_defaults import DEFAULT_LIMITS, make_policy
@@ -55,3 +56,27 @@ def test_workers_that_drain_or_go_are_not_looked_at() -> None:
     assert not {"p0", "p1", "p2", "p3"} & {view.endpoint for view in cluster.snapshot(())}
     cluster.reported("p0", reported(1000))
     assert cluster.available == 2 * WORKERS - 3
+
+
+def test_snapshot_shows_the_hits_of_all_its_workers_after_a_prefix_is_cached_everywhere() -> None:
+    cluster = large_cluster()
+    for worker in cluster.workers:
+        cluster.caches.assume(worker.endpoint, HASHES[:4], 1000)
+    cluster.caches.assume("p177", HASHES, 1000)
+    for turn in range(20):
+        views = cluster.snapshot(HASHES, turn)
+        assert len(views) <= 2 * (HOLDERS + OTHERS)
+        assert {view.endpoint: view.hit_blocks for view in views} == {
+            view.endpoint: 8 if view.endpoint == "p177" else 4 for view in views
+        }
+        assert any(view.endpoint == "p177" for view in views)
+
+
+def test_charge_expects_only_the_blocks_that_the_worker_lacks() -> None:
+    cluster = cluster_of({"p0": WorkerRole.PREFILL, "d0": WorkerRole.DECODE}, total_blocks=1000)
+    cluster.caches.assume("p0", HASHES[:5], 1000)
+    placement = place(REQUEST, cluster.snapshot(HASHES, REQUEST.turn), make_policy(strategy=Strategy.CACHE_AWARE))
+    assert isinstance(placement, Placement)
+    cluster.charge(1, placement, REQUEST, HASHES)
+    assert [each.block_hashes for each in cluster.predictions.take()] == [HASHES[5:]]
+    assert cluster.caches.index.hits(HASHES).found == {"p0": 8}

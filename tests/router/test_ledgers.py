@@ -1,5 +1,6 @@
 """What placement is fed with: learned rates, recent work, where prompts part, sums of charges, shortlists."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -140,18 +141,20 @@ def test_sums_of_charges_are_those_of_what_was_not_given_back(changes: list[tupl
 
 def test_all_workers_of_a_small_cluster_are_candidates() -> None:
     workers = [str(number) for number in range(ALL_UP_TO)]
-    assert shortlist(workers, {}, 7) == workers
+    assert shortlist(workers, set(workers), (), 7) == workers
 
 
 def test_large_cluster_offers_the_best_and_in_turn_all_others() -> None:
     workers = [str(number) for number in range(1000)]
-    found = {"500": 90, "501": 80, "502": 3}
-    lists = [shortlist(workers, found, turn) for turn in range(1000)]
+    prefixes = [(90, ("500", "of another role")), (80, ("501",)), (3, ("502",))]
+    lists = [shortlist(workers, set(workers), prefixes, turn) for turn in range(1000)]
     assert all({"500", "501"} <= set(each) for each in lists)
+    assert not all("502" in each or "of another role" in each for each in lists)
     assert max(len(each) for each in lists) <= HOLDERS + OTHERS
     assert {worker for each in lists[:33] for worker in each} == set(workers)
-    shared = shortlist(workers, dict.fromkeys(workers, 2), 3)
-    assert len(set(shared)) == len(shared) <= HOLDERS + OTHERS
+    shared = [shortlist(workers, set(workers), [(2, workers)], turn) for turn in range(0, 1000, 7)]
+    assert all(len(set(each)) == len(each) <= HOLDERS + OTHERS for each in shared)
+    assert {worker for each in shared for worker in each} == set(workers)
 
 
 def test_a_session_is_named_by_a_header() -> None:
@@ -172,18 +175,30 @@ def test_a_decode_worker_says_itself_how_fast_it_computes_prompts() -> None:
     assert rates.of("d").beside_tokens_per_s is None
 
 
-def test_a_rate_that_hardly_differs_is_no_news() -> None:
+def test_rates_reported_rate_hardly_differs_stay_the_same_object() -> None:
     rates = RateLedger()
     rates.reported_prefill("d", 800.0, 40.0)
-    version = rates.version
+    known = rates.of("d")
     rates.reported_prefill("d", 810.0, 39.5)
-    assert rates.version == version
+    assert rates.of("d") is known
     rates.reported_prefill("d", 810.0, 30.0)
-    assert rates.version > version
+    assert rates.of("d").beside_tokens_per_s == 30.0
 
 
-def test_every_change_of_rates_has_a_new_version() -> None:
-    ledger, versions = RateLedger(), [0]
+def test_rates_of_other_workers_stay_the_same_objects_after_a_typical_prompt() -> None:
+    ledger = RateLedger()
+    for name in ("a", "b"):
+        ledger.computed(name, 1000, 100.0)
+    ledger.transferred(1000, 100_000)
+    before = [ledger.of(name) for name in ("b", "unmeasured")]
+    ledger.stepped("a", 5, ledger.of("a").token_gap_ms)
+    ledger.transferred(2000, 200_100)
+    assert all(each is now for each, now in zip(before, map(ledger.of, ("b", "unmeasured")), strict=True))
+
+
+def test_rates_change_of_a_worker_replaces_its_object() -> None:
+    ledger = RateLedger()
+    seen = [ledger.of("a")]
     changes: tuple[Callable[[], None], ...] = (
         lambda: ledger.computed("a", 100, 10.0),
         lambda: ledger.stepped("a", 5, 10.0),
@@ -194,5 +209,5 @@ def test_every_change_of_rates_has_a_new_version() -> None:
     )
     for change in changes:
         change()
-        versions.append(ledger.version)
-    assert versions == sorted(set(versions))
+        seen.append(ledger.of("a"))
+    assert all(before is not after for before, after in itertools.pairwise(seen))

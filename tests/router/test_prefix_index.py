@@ -1,12 +1,13 @@
 """The index against plain sets: who holds how many blocks of a chain, what is expected there, what is left of it."""
 
 import random
+import tracemalloc
 from itertools import takewhile
 
 import hypothesis.strategies as st
 from hypothesis import given
 
-from baton.router.cache.prefix_index import ELSEWHERE_CHAINS, PrefixIndex
+from baton.router.cache.prefix_index import ELSEWHERE_CHAINS, PrefixIndex, hits_among
 
 WORKERS = ("w0", "w1", "w2", "w3")
 
@@ -108,3 +109,35 @@ def test_more_workers_than_a_machine_word_has_bits() -> None:
         held[f"w{number}"] = drawn.randrange(1, 300)
         index.store(f"w{number}", chain(path[: held[f"w{number}"]]))
     assert index.hits(chain(path)).ready == held
+
+
+def test_prefix_index_ends_are_ordered_by_length_and_found_for_chosen_workers() -> None:
+    index, chosen = PrefixIndex(), {f"w{number}" for number in range(0, 300, 7)}
+    for number in range(300):
+        index.store(f"w{number}", chain("xxxx" if number % 5 else "xx"))
+        index.expect(f"w{number}", 1, chain("xxxxx"))
+    ends = index.ends(chain("xxxxx"))
+    assert [end.blocks for end in ends] == sorted((end.blocks for end in ends), reverse=True)
+    everything, some = index.hits(chain("xxxxx")), hits_among(ends, chosen)
+    assert some.found == dict.fromkeys(chosen, 5)
+    assert some.ready == {name: blocks for name, blocks in everything.ready.items() if name in chosen}
+    assert everything.ready["w1"] == 4 and everything.ready["w5"] == 2
+
+
+def test_prefix_index_memory_of_a_block_does_not_grow_with_workers() -> None:
+    blocks = 20
+
+    def bytes_per_block(workers: int) -> float:
+        hashes = [[random.randbytes(32) for _ in range(blocks)] for _ in range(workers)]
+        tracemalloc.start()
+        index = PrefixIndex()
+        for number, each in enumerate(hashes):
+            index.expect(f"w{number}", 1, each)
+            for block_hash in each:  # one at a time, as an answer's blocks are reported
+                index.store(f"w{number}", [block_hash])
+            index.settle(f"w{number}", 1)
+        used, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return used / (workers * blocks)
+
+    assert bytes_per_block(2550) < 1.5 * bytes_per_block(100)

@@ -19,7 +19,7 @@ from baton.lab.benchmarks.placement.simulation import (
 from baton.lab.benchmarks.placement.traces import BLOCK_TOKENS, blocks_of
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.cache.fan_out import PrefixFanOut
-from baton.router.cache.prefix_index import PrefixIndex
+from baton.router.cache.prefix_index import PrefixIndex, hits_among
 from baton.router.placement.cluster import RecentWork, shortlist
 from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, place
 from baton.router.placement.policies import Strategy
@@ -44,7 +44,8 @@ class PlacedByRouter:
 
     def choose(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> WorkerChoice:
         arrival = prompt.arrival
-        found = self._index.hits(arrival.blocks).found  # only prefill workers report their caches here
+        ends = self._index.ends(arrival.blocks)
+        found = hits_among(ends).found  # only prefill workers report their caches here
         request = PlacementRequest(
             fingerprint=FINGERPRINT,
             block_tokens=BLOCK_TOKENS,
@@ -54,9 +55,10 @@ class PlacedByRouter:
             turn=prompt.number,
             prefix=early_block(arrival.blocks, BLOCK_TOKENS),
         )
-        prefill = shortlist(self._prefill, found, prompt.number)
+        prefixes = [(blocks, named.found) for blocks, named in ends]
+        prefill = shortlist(self._prefill, self._number.keys(), prefixes, prompt.number)
         views = [self._prefill_view(name, found.get(name, 0), arrival.blocks, world) for name in prefill]
-        views += [self._decode_view(name, world) for name in shortlist(self._decode, {}, prompt.number)]
+        views += [self._decode_view(name, world) for name in shortlist(self._decode, set(), (), prompt.number)]
         placement = place(request, views, self._policy)
         if not isinstance(placement, Placement) or placement.prefill is None:
             raise RuntimeError(f"no worker is ever full in the simulation, but placement failed: {placement}")

@@ -225,6 +225,8 @@ def _decide_in_parts(world: _World, turn: int) -> _Timed:
         raise RuntimeError(f"no worker of the cluster is full, but placement failed: {placement}")
     cluster.charge(turn, placement, request, blocks)
     charged = time.perf_counter()
+    cluster.rates.computed(placement.computing, 64, 3.0)  # as when the prompt has been computed and transferred
+    cluster.rates.transferred(64, 6_400_000)
     world.running.append((turn, placement.endpoints))
     if len(world.running) > RUNNING:
         ended, endpoints = world.running.popleft()

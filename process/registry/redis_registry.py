@@ -162,6 +162,7 @@ class RedisRegistry(RedisClient):
     def __init__(self, redis_url: str, namespace: str, secret: ClusterSecret | None = None) -> None:
         super().__init__(redis_url, namespace, _CALL_S, secret=secret)
         self._unreadable = SeldomLog(logger)
+        self._known: dict[tuple[str, str], WorkerRecord] = {}  # records of the last listing, by worker id and content
         self._mark = NO_SECRET if secret is None else secret.mark
         self._marks = {self._mark}  # ids of the own secret and of other clusters' secrets that were logged
 
@@ -190,17 +191,22 @@ class RedisRegistry(RedisClient):
         keys = [self.key("workers"), self.shared_key("secrets"), self.key("written")]
         listed, marks = await self.script(_LIST, keys, [self.key("worker:"), TTL_MS])
         self._tell_of_others(marks)
-        records = []
+        known, self._known = self._known, {}
         for worker_id, sealed in listed:
-            text = self.unseal(self.key(f"worker:{worker_id}"), sealed.encode())
-            if text is None:
-                continue
-            try:
-                records.append(WorkerRecord.from_json(text.decode()))
-            except ValueError as error:
-                key = self.key(f"worker:{worker_id}")
-                self._unreadable.warning(key, "worker record %s in Redis ignored: %s", ascii(key), error)
-        return tuple(records)
+            record = known.get((worker_id, sealed)) or self._read(worker_id, sealed)
+            if record is not None:
+                self._known[worker_id, sealed] = record
+        return tuple(self._known.values())
+
+    def _read(self, worker_id: str, sealed: str) -> WorkerRecord | None:
+        """Check and parse a record; None, with a log line, if it cannot be used."""
+        key = self.key(f"worker:{worker_id}")
+        text = self.unseal(key, sealed.encode())
+        try:
+            return None if text is None else WorkerRecord.from_json(text.decode())
+        except ValueError as error:
+            self._unreadable.warning(key, "worker record %s in Redis ignored: %s", ascii(key), error)
+            return None
 
     def _tell_of_others(self, marks: Sequence[str]) -> None:
         """Log each other cluster in this namespace once, because it may be a mistake that its secret differs."""

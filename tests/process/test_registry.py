@@ -291,3 +291,13 @@ async def test_a_static_membership_is_what_was_given() -> None:
 
 def _unexpected() -> None:
     raise AssertionError("fenced")
+
+
+async def test_registry_listing_parses_only_changed_records(registry: RedisRegistry) -> None:
+    for name in ("a", "b"):
+        await registry.announce(_record(name))
+    first = {record.worker_id: record for record in await registry.workers()}
+    await registry.announce(_record("a", epoch=6))
+    second = {record.worker_id: record for record in await registry.workers()}
+    assert second["b"] is first["b"]
+    assert second["a"] == _record("a", epoch=6)

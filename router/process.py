@@ -115,6 +115,7 @@ class RouterProcess:
             config.cluster_secret,
             None if self._stores is None else self._stores.adapters,
             on_change=self._on_workers_changed,
+            on_capacity=self._on_report,
         )
         self.queue = AdmissionQueue(
             self.cluster,
@@ -309,6 +310,10 @@ class RouterProcess:
     def _on_workers_changed(self) -> None:
         self.queue.pump_soon()
         self.readiness.notice()
+
+    def _on_report(self) -> None:
+        if self.queue.waiting:
+            self.queue.pump_soon()
 
     async def _on_readiness(self, ready: bool) -> None:
         if self._running is not None and not self._running.stopping.is_set():

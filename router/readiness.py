@@ -262,14 +262,16 @@ def answering(cluster: Cluster, preferred: bytes | None, needed: Set[WorkerRole]
 
     Workers with the preferred fingerprint come first, then those whose model has a prefill worker.
     """
+    prefill = _present(cluster, WorkerRole.PREFILL)
+    paired = {description.fingerprint for description in prefill}
     decode = [
-        (description.fingerprint != preferred, not paired, description)
+        (description.fingerprint != preferred, description.fingerprint not in paired, description)
         for description in _present(cluster, WorkerRole.DECODE)
-        if (paired := _has_prefill(cluster, description.fingerprint)) or WorkerRole.PREFILL not in needed
+        if description.fingerprint in paired or WorkerRole.PREFILL not in needed
     ]
     decode += [
         (description.fingerprint != preferred, False, description)
-        for description in _present(cluster, WorkerRole.PREFILL)
+        for description in prefill
         if not description.model.makes_answers
     ]
     return min(decode, key=lambda candidate: candidate[:2])[-1] if decode else None

@@ -38,6 +38,7 @@ from baton.router.types.worker import WorkerDescription, WorkerReport
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 8
+GREETED_AT_ONCE = 128  # maximum number of links that open at the same time
 RETRY_S = 1.0
 TRANSFER_ID_BYTES = 16
 
@@ -162,29 +163,43 @@ class WorkerLinks:
         secret: ClusterSecret | None = None,
         adapter_store: AdapterStore | None = None,
         on_change: Callable[[], None] = lambda: None,
+        on_capacity: Callable[[], None] = lambda: None,
     ) -> None:
         """Create the owner, without links. `router_id`: 16 random bytes that identify this process; None: generated.
 
-        `on_change` is called when capacity may have grown or a worker may be gone.
+        `on_change` is called when a worker connected, changed or may be gone; `on_capacity` after each report, because
+        capacity may have grown.
         """
         self._cluster = cluster
         self._timing = timing
         self._tls, self._secret = tls, secret
         self._router_id = router_id or secrets.token_bytes(16)
         self._links: dict[str, _Connected] = {}
+        self._greetings = asyncio.Semaphore(GREETED_AT_ONCE)
         self._named: frozenset[str] = frozenset()  # endpoints that membership lists now
         self._attempts: dict[int, _Open] = {}
         self._handed: Counter[str] = Counter()  # blocks that each worker was commanded to fetch since its last report
         self.adapters = ClusterAdapters(cluster, self._send, adapter_store)
         self.wake_ups = WakeUpLimiter()
         """Limiter shared by the inboxes of all requests."""
-        self.on_change = on_change
+        self.on_change, self.on_capacity = on_change, on_capacity
 
     async def follow(self, membership: MembershipSource) -> None:
         """Keep a link to every worker in membership until cancelled. An unexpected error of a link closes all links."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch(), name="watch of links")
             async for records in membership.watch():
                 self._follow(records, tasks)
+
+    async def _watch(self) -> None:
+        """Watch all links: with thousands of workers, a timer for each would take a tenth of a core."""
+        watch_s = self._timing.watch_s
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(watch_s)
+            now = time.monotonic()
+            for connected in self._links.values():
+                connected.link.watch(now, paused_s=max(0.0, now - before - 2 * watch_s))
 
     def open(self, attempt_id: int, placement: Placement, inbox: Inbox[Any]) -> None:
         """Deliver worker events of this attempt to the inbox until `close`."""
@@ -258,7 +273,7 @@ class WorkerLinks:
             self._resync(endpoint)
         if self._cluster.tiers.check(endpoint, self._cluster.name_of(endpoint), report.tier, time.monotonic()):
             self._send(endpoint, link_wire.snapshot_request(tier=True))
-        self.on_change()
+        self.on_capacity()
 
     def on_cache_changes(self, endpoint: str, changes: CacheUpdate) -> None:
         if self._cluster.caches.take_changes(endpoint, changes, time.monotonic()):
@@ -327,7 +342,10 @@ class WorkerLinks:
             if record.endpoint not in self._links:
                 self._cluster.add(record.endpoint, record.role, record.worker_id)
                 timing, tls = self._timing, self._tls
-                link = WorkerLink(record.endpoint, self._router_id, self, timing, tls, secret=self._secret)
+                secret, greetings = self._secret, self._greetings
+                link = WorkerLink(
+                    record.endpoint, self._router_id, self, timing, tls, secret=secret, greetings=greetings
+                )
                 task = tasks.create_task(link.run(), name=f"link {record.endpoint}")
                 self._links[record.endpoint] = _Connected(link, task)
 

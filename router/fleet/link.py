@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -21,13 +22,13 @@ from baton.process.security.proofs import NOT_PROVEN, prove_call
 from baton.process.security.tls import InternalTls, open_async_channel
 from baton.process.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS, refuses_connections
 from baton.process.telemetry.spans import WallClock
-from baton.process.wire_bounds import OutOfBounds
+from baton.process.wire_bounds import MAX_EXACT, OutOfBounds
 from baton.protos import session_pb2
 from baton.router.cache import wire as cache_wire
 from baton.router.cache.replica import CacheSnapshotPart, CacheUpdate
 from baton.router.cache.tiers import TierChanges, TierSnapshotPart
 from baton.router.fleet import wire as link_wire
-from baton.router.fleet.received import ResponseCheck
+from baton.router.fleet.received import response_check
 from baton.router.fleet.wire import Command
 from baton.router.placement.cluster import LinkEnd
 from baton.router.types.events import AttemptEvent
@@ -86,7 +87,7 @@ def _connect(channel: grpc.aio.Channel, proof: CallProof | None) -> Call:
 
 
 _MAX_UNACKNOWLEDGED = 10_000
-_ACKNOWLEDGE_EVERY = 64  # received messages per acknowledgement; `_watch` acknowledges the rest
+_ACKNOWLEDGE_EVERY = 64  # received messages per acknowledgement; `watch` acknowledges the rest
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 1.0
 
@@ -142,7 +143,7 @@ class _WorkerInvalid(Exception):
 
 
 class WorkerLink:
-    """Link between this router and one worker. Start `run` as a task; `send` never waits."""
+    """Link between this router and one worker. Start `run` as a task and call `watch` meanwhile; `send` never waits."""
 
     def __init__(
         self,
@@ -153,22 +154,31 @@ class WorkerLink:
         tls: InternalTls | None = None,
         refuses: Callable[[str], Awaitable[bool]] = refuses_connections,
         secret: ClusterSecret | None = None,
+        greetings: asyncio.Semaphore | None = None,
     ) -> None:
+        """Create a link that is not open. `greetings`: limiter of links that open at the same time; None: no limit.
+
+        Greetings time out. Without a limit, a router that connects to thousands of workers would take longer for all of
+        them than each may take, and none would succeed. A link that reconnects does not wait, since its grace is short.
+        """
         self.endpoint = endpoint
         self._router_id = router_id
         self._listener = listener
         self._timing = timing
         self._tls, self._secret = tls, secret
         self._refuses = refuses
+        self._greetings = greetings or asyncio.Semaphore()
         self._channel: LinkChannel[Command] = LinkChannel(_MAX_UNACKNOWLEDGED)
         self._epoch = 0  # worker's epoch while the link is open; 0: closed
         self._description: WorkerDescription | None = None  # worker's description when the link opened
         self._outbox: LinkOutbox | None = None  # None while not connected
         self._grace: asyncio.TimerHandle | None = None
-        self._check = ResponseCheck()
+        self._check = response_check()
         self._heard_at = 0.0
+        self._is_silent = asyncio.Event()
         self._acknowledged = 0  # number of the last message that was acknowledged to the worker
         self._last_report: link_wire.ReportArrival | None = None  # None: no report since the last message to the worker
+        self._reports = link_wire.ReportReader()
 
     @property
     def held(self) -> bool:
@@ -207,18 +217,23 @@ class WorkerLink:
         self._heard_at = time.monotonic()
         welcomed = False
         try:
-            async with open_async_channel(self.endpoint, INTERNAL_CHANNEL_OPTIONS, self._tls) as channel:
-                proof = None if self._secret is None else prove_call(self._secret, _METHOD, self.endpoint)
-                call = _connect(channel, proof)
-                try:
+            async with AsyncExitStack() as connected:
+                async with nullcontext() if self.held else self._greetings:
+                    channel = open_async_channel(self.endpoint, INTERNAL_CHANNEL_OPTIONS, self._tls)
+                    await connected.enter_async_context(channel)
+                    proof = None if self._secret is None else prove_call(self._secret, _METHOD, self.endpoint)
+                    call = _connect(channel, proof)
+                    connected.callback(call.cancel)
                     async with asyncio.timeout(self._timing.greet_s):
                         await self._require_proof(call, proof)
                         await self._greet(call)
-                    welcomed = True
-                    await _until_one_ends(self._read(call), self._write(call, self._open_outbox()), self._watch())
+                welcomed = True
+                self._is_silent.clear()
+                try:
+                    reading, writing = self._read(call), self._write(call, self._open_outbox())
+                    await _until_one_ends(reading, writing, self._until_silent())
                 finally:
                     self._outbox = None
-                    call.cancel()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, _LinkBroken, TimeoutError) as error:
             if isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS:
                 self._lose("another process answers at its endpoint", LinkEnd.GONE)
@@ -257,7 +272,7 @@ class WorkerLink:
         first = await call.read()
         if not isinstance(first, session_pb2.ConnectResponse) or first.WhichOneof("event") != "welcome":
             raise _LinkBroken("the worker's first message is not Welcome")
-        self._check = ResponseCheck()
+        self._check = response_check()
         self._check_bounds(first)
         try:
             description = link_wire.worker_description(first.welcome.worker)
@@ -271,7 +286,7 @@ class WorkerLink:
             self._grace.cancel()
             self._grace = None
         self._epoch, self._description = first.epoch, description
-        self._check = ResponseCheck(description.model.vocab_size or 1)
+        self._check, self._reports = response_check(description.model.vocab_size or 1), link_wire.ReportReader()
         self._heard_at = time.monotonic()
         self._channel.acknowledge(first.welcome.received if first.welcome.resumed else 0)
         self._listener.on_connected(self.endpoint, description, first.epoch)
@@ -294,9 +309,20 @@ class WorkerLink:
             self._heard_at = time.monotonic()
             if message.epoch != self._epoch:
                 raise _LinkBroken(f"a message has epoch {message.epoch}, but the link has epoch {self._epoch}")
-            self._check_bounds(message)
-            self._take(message)
+            if not (message.HasField("report") and self._take_repeated(message)):
+                self._check_bounds(message)
+                self._take(message)
         raise _LinkBroken("the worker closed the stream")
+
+    def _take_repeated(self, message: session_pb2.ConnectResponse) -> bool:
+        """Process a report that equals the last one, without its checks; return False for any other report."""
+        report = self._reports.repeated(message.report)
+        if report is None or message.number or message.acknowledged > MAX_EXACT:
+            return False
+        self._channel.acknowledge(message.acknowledged)
+        self._last_report = link_wire.ReportArrival(self._reports.now_us, time.monotonic())
+        self._listener.on_report(self.endpoint, report)
+        return True
 
     def _check_bounds(self, message: session_pb2.ConnectResponse) -> None:
         try:
@@ -327,8 +353,9 @@ class WorkerLink:
     def _take_unnumbered(self, message: session_pb2.ConnectResponse) -> None:
         match message.WhichOneof("event"):
             case "report":
-                self._last_report = link_wire.ReportArrival(message.report.now_us, time.monotonic())
-                self._listener.on_report(self.endpoint, link_wire.worker_report(message.report))
+                report = self._reports.read(message.report)
+                self._last_report = link_wire.ReportArrival(self._reports.now_us, time.monotonic())
+                self._listener.on_report(self.endpoint, report)
             case "cache_events":
                 self._listener.on_cache_changes(self.endpoint, cache_wire.changes(message.cache_events))
             case "cache_snapshot":
@@ -354,19 +381,22 @@ class WorkerLink:
                 self._last_report = None
             await call.write(command)
 
-    async def _watch(self) -> None:
-        """Acknowledge messages that no command has acknowledged, and raise _WorkerSilent if the worker is silent.
+    def watch(self, now: float, paused_s: float) -> None:
+        """Acknowledge messages that no command has acknowledged, and close the connection of a silent worker.
 
-        Time in which this router's event loop was blocked does not count as silence.
+        Call it every `timing.watch_s`. `paused_s`: time in which this router's event loop was blocked, which does not
+        count as silence.
         """
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(self._timing.watch_s)
-            now = time.monotonic()
-            self._heard_at += max(0.0, now - before - 2 * self._timing.watch_s)
+        if self._outbox is not None:
+            self._heard_at += paused_s
             if now - self._heard_at > self._timing.silence_s:
-                raise _WorkerSilent(f"no message for {now - self._heard_at:.1f} s")
+                self._is_silent.set()
             self._acknowledge()
+
+    async def _until_silent(self) -> None:
+        """Wait until `watch` finds the worker silent. Raises: _WorkerSilent."""
+        await self._is_silent.wait()
+        raise _WorkerSilent(f"no message for {time.monotonic() - self._heard_at:.1f} s")
 
     def _broken(self, welcomed: bool, error: Exception) -> None:
         """Handle the end of a connection: an open link is lost unless it reconnects within its grace."""

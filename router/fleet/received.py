@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from baton.process.foreign_text import ADAPTER_NAME, IDENTIFIER, MAX_ID_CHARACTERS
 from baton.process.registry.worker_record import MOST_GRACE_S, MOST_LISTED, WEIGHTS
@@ -146,6 +147,12 @@ class ResponseCheck:
             if field.number in _RARE:
                 for each in value:
                     bounds.check(each)
+
+
+@lru_cache(maxsize=8)
+def response_check(vocab_size: int = MOST_VOCABULARY) -> ResponseCheck:
+    """Return the check of messages for a model. All links share it: its rules take tens of KiB."""
+    return ResponseCheck(vocab_size)
 
 
 def _check_logprobs(output: session_pb2.SequenceOutput) -> None:

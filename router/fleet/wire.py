@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.process.telemetry.spans import WallClock
+from baton.process.wire_bounds import MAX_EXACT
 from baton.protos import cache_pb2, kept_session_pb2, report_pb2, sampling_pb2, session_pb2, versions_pb2
 from baton.router.cache import wire as cache_wire
 from baton.router.placement.decide import Placement
@@ -405,6 +406,31 @@ def worker_report(report: report_pb2.Report) -> WorkerReport:
         tier=_copied(TierReport, report.tier) if report.HasField("tier") else None,
         sessions=_copied(SessionReport, report.sessions),
     )
+
+
+class ReportReader:
+    """Reader of one worker's reports. An idle worker repeats its report: only the time of the message changes."""
+
+    def __init__(self) -> None:
+        self._message: report_pb2.Report | None = None  # last report, without its time
+        self._report: WorkerReport | None = None
+        self.now_us = 0
+        """Time of the last report, on the worker's clock."""
+
+    def repeated(self, message: report_pb2.Report) -> WorkerReport | None:
+        """Return the last report if this one equals it; otherwise None, and `read` must be called after the checks."""
+        now_us, message.now_us = message.now_us, 0
+        is_repeated = message == self._message and now_us <= MAX_EXACT
+        self.now_us = now_us if is_repeated else self.now_us
+        message.now_us = now_us
+        return self._report if is_repeated else None
+
+    def read(self, message: report_pb2.Report) -> WorkerReport:
+        """Convert a report whose bounds were checked."""
+        self._report, self.now_us = worker_report(message), message.now_us
+        message.now_us = 0
+        self._message = message
+        return self._report
 
 
 def sampling_message(sampling: Sampling, computes_prompt: bool) -> sampling_pb2.Sampling:

@@ -15,6 +15,7 @@ from baton.router.placement.decide import Placement
 from baton.router.types.events import Failed, FailureReason
 from baton.router.types.request import Operation, PreparedRequest, Sampling, TokenPrompt
 from tests.fixtures.router_defaults import DEFAULT_TIMING
+from tests.router.clusters import cluster_of, reported
 from tests.router.fake_worker import FakePair
 
 TIMING = replace(DEFAULT_TIMING, grace_s=0.05)
@@ -136,3 +137,14 @@ async def test_a_worker_lost_between_placement_and_dispatch_fails_the_attempt(pa
         arrival = await inbox.take()
         assert arrival is not None and isinstance(arrival.event, Failed)
         assert (arrival.event.endpoint, arrival.event.reason) == ("127.0.0.1:1", FailureReason.WORKER_LOST)
+
+
+def test_report_announces_capacity_and_no_change_of_workers() -> None:
+    cluster, told = cluster_of({"p0": WorkerRole.PREFILL}), list[str]()
+    links = WorkerLinks(
+        cluster, TIMING, on_change=lambda: told.append("change"), on_capacity=lambda: told.append("capacity")
+    )
+    links.on_report("p0", reported())
+    assert told == ["capacity"]
+    links.on_disconnected("p0")
+    assert told == ["capacity", "change"]

@@ -18,14 +18,17 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_tiny_checkpoint(folder: Path, seed: int = 0, context_tokens: int = CONTEXT_TOKENS) -> None:
+def write_tiny_checkpoint(
+    folder: Path, seed: int = 0, context_tokens: int = CONTEXT_TOKENS, layers: int = LAYERS
+) -> None:
     """Write config, weights and tokenizer; equal seeds give equal files."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(dict(_weights(numpy.random.default_rng(seed))), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = dict(_weights(numpy.random.default_rng(seed), layers))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     end = SPECIAL.index("<|im_end|>")
-    _write_json(folder / "config.json", _config(end, context_tokens))
+    _write_json(folder / "config.json", _config(end, context_tokens, layers))
     _write_json(folder / "generation_config.json", {"eos_token_id": end, "pad_token_id": 0})
     _write_json(
         folder / "tokenizer_config.json",
@@ -41,14 +44,14 @@ def write_tiny_checkpoint(folder: Path, seed: int = 0, context_tokens: int = CON
     _write_tokenizer(folder / "tokenizer.json")
 
 
-def _config(end: int, context_tokens: int) -> dict[str, object]:
+def _config(end: int, context_tokens: int, layers: int) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "dtype": "float32",
         "hidden_size": HIDDEN,
         "intermediate_size": INTERMEDIATE,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
@@ -64,7 +67,7 @@ def _config(end: int, context_tokens: int) -> dict[str, object]:
     }
 
 
-def _weights(random: numpy.random.Generator) -> Iterator[tuple[str, numpy.ndarray]]:
+def _weights(random: numpy.random.Generator, layers: int) -> Iterator[tuple[str, numpy.ndarray]]:
     def normal(rows: int, columns: int, spread: float | None = None) -> numpy.ndarray:
         # A wider spread than in trained models, so that the likeliest token leads by a margin.
         spread = (2.0 / (rows + columns)) ** 0.5 * 1.6 if spread is None else spread
@@ -73,7 +76,7 @@ def _weights(random: numpy.random.Generator) -> Iterator[tuple[str, numpy.ndarra
     ones = numpy.ones(HIDDEN, numpy.float32)
     yield "model.embed_tokens.weight", normal(VOCABULARY, HIDDEN, 0.3)
     yield "model.norm.weight", ones
-    for layer in range(LAYERS):
+    for layer in range(layers):
         prefix = f"model.layers.{layer}"
         yield f"{prefix}.input_layernorm.weight", ones
         yield f"{prefix}.post_attention_layernorm.weight", ones

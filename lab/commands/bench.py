@@ -13,6 +13,7 @@ from baton.lab.commands.bench_options import (
     PeersOptions,
     RouteOptions,
     RouterBenchOptions,
+    ScaleOptions,
     ServeBenchOptions,
 )
 
@@ -117,6 +118,17 @@ def router(options: RouterBenchOptions) -> None:
 
 
 @flags_of
+def scale(options: ScaleOptions) -> None:
+    """Measure a router with up to 2 550 workers and long prompts, and requests that must end while workers die.
+
+    Starts and stops all processes itself. Needs two cores and a Redis server. Exit code 1 if a promise was broken.
+    """
+    from baton.lab.benchmarks.scale.run import run_scale_bench
+
+    raise typer.Exit(run_scale_bench(options))
+
+
+@flags_of
 def engine(options: EngineBenchOptions) -> None:
     """Measure prefill tokens per second and decode steps of the engine on this CPU, next to the machine's limits."""
     from baton.lab.benchmarks.engine.speed import run_engine_bench
@@ -147,5 +159,5 @@ app = typer.Typer(
     help="Measure this machine and Baton on it. Only `serve` needs a running server.",
 )
 app.add_typer(clients_app, name="clients")
-for command in (curves, peers, serve, goodput, isolation, route, gateway, router, engine):
+for command in (curves, peers, serve, goodput, isolation, route, gateway, router, scale, engine):
     app.command()(command)

@@ -402,6 +402,36 @@ class RouterBenchOptions:
     json: Annotated[bool, typer.Option("--json", help="An object instead of text.")] = False
 
 
+SCALE_PARTS = ("workers", "faults", "window", "long")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleOptions:
+    only: Annotated[str, typer.Option(help=f"Parts to measure: any of {', '.join(SCALE_PARTS)}.")] = ",".join(
+        SCALE_PARTS
+    )
+    workers: Annotated[str, typer.Option(help="Numbers of simulated workers, half of them prefill workers.")] = (
+        "10,100,500,1000,2550"
+    )
+    prompt_tokens: Annotated[int, typer.Option(min=64, help="Tokens of the prompts that extend known ones.")] = 100_000
+    seconds: Annotated[float, typer.Option(min=1, help="Measured seconds with each number of workers.")] = 10.0
+    requests: Annotated[int, typer.Option(min=1, help="Requests while workers die and hang.")] = 1536
+    long_prompt_tokens: Annotated[int, typer.Option(min=64, help="Tokens of the long prompt beside answers.")] = 200_000
+    json: Annotated[bool, typer.Option("--json", help="An object instead of text.")] = False
+
+    @property
+    def worker_counts(self) -> tuple[int, ...]:
+        return read_sizes(self.workers, "--workers")
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """Parts to measure. Raises: typer.BadParameter."""
+        parts = frozenset(part.strip() for part in self.only.split(","))
+        if unknown := parts.difference(SCALE_PARTS):
+            raise typer.BadParameter(f"{min(unknown)!r} is none of {', '.join(SCALE_PARTS)}", param_hint="--only")
+        return parts
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineBenchOptions(ModelBenchOptions):
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 512

@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
+from baton.protos import report_pb2
 from baton.router.fleet.fleet import Inbox, WorkerLinks
 from baton.router.fleet.link import WorkerLink
-from baton.router.fleet.wire import Tag
+from baton.router.fleet.wire import ReportReader, Tag
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement
 from baton.router.types.events import Failed, FailureReason
@@ -148,3 +150,32 @@ def test_report_announces_capacity_and_no_change_of_workers() -> None:
     assert told == ["capacity"]
     links.on_disconnected("p0")
     assert told == ["capacity", "change"]
+
+
+async def test_links_that_open_are_greeted_in_turn(pair: FakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    greeted, most, greet = 0, 0, WorkerLink._greet
+
+    async def counted(link: WorkerLink, call: Any) -> None:
+        nonlocal greeted, most
+        greeted += 1
+        most = max(most, greeted)
+        try:
+            await greet(link, call)
+        finally:
+            greeted -= 1
+
+    monkeypatch.setattr("baton.router.fleet.fleet.GREETED_AT_ONCE", 1)
+    monkeypatch.setattr(WorkerLink, "_greet", counted)
+    async with Followed(ChangingMembership(*records(pair))) as followed:
+        await followed.connected(True, True)
+    assert most == 1
+
+
+def test_report_reader_repeats_an_equal_report_and_reads_its_time() -> None:
+    reader = ReportReader()
+    assert reader.repeated(report_pb2.Report(steps=1, now_us=5)) is None
+    first = reader.read(report_pb2.Report(steps=1, now_us=5))
+    assert reader.repeated(report_pb2.Report(steps=1, now_us=9)) is first
+    assert reader.now_us == 9
+    assert reader.repeated(report_pb2.Report(steps=2, now_us=10)) is None
+    assert reader.repeated(report_pb2.Report(steps=1, now_us=1 << 60)) is None

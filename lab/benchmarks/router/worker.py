@@ -50,8 +50,9 @@ class ZeroSequence:
 class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
     """Worker that computes nothing and sends tokens at a set pace."""
 
-    def __init__(self, role: "session_pb2.Role", folder: str) -> None:
-        self.info = worker_info(role, folder)
+    def __init__(self, role: "session_pb2.Role", folder: str, name: str = "", epoch: int = 1) -> None:
+        self.info = worker_info(role, folder, name or f"zero-{role}")
+        self._epoch = epoch
         self._hub: LinkHub[session_pb2.ConnectResponse] = LinkHub(1.0, 1 << 20, self._forget)
         self._running: dict[bytes, dict[int, ZeroSequence]] = {}  # by router id, then by attempt id
         self.marks: deque[int] = deque(maxlen=1 << 16)
@@ -59,7 +60,7 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
     async def Connect(
         self, request_iterator: AsyncIterator[session_pb2.ConnectRequest], context: Any
     ) -> AsyncIterator[session_pb2.ConnectResponse]:
-        connection = serve_connection(self._hub, 1, request_iterator, self._welcome, self._on_command)
+        connection = serve_connection(self._hub, self._epoch, request_iterator, self._welcome, self._on_command)
         async for message in connection:
             yield message
 
@@ -76,14 +77,16 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
             self._say(session, step_outputs=step)
 
     def report(self) -> None:
-        pages = report_pb2.PageCounts(total=BLOCKS, free=BLOCKS)
-        report = report_pb2.Report(limit_blocks=BLOCKS, limit_slots=self.info.total_slots, pages=pages)
         for session in self._hub.links:
-            session.send_latest(session_pb2.ConnectResponse(epoch=1, report=report))
+            session.send_latest(session_pb2.ConnectResponse(epoch=self._epoch, report=self._report()))
+
+    def _report(self) -> report_pb2.Report:
+        pages = report_pb2.PageCounts(total=BLOCKS, free=BLOCKS)
+        return report_pb2.Report(limit_blocks=BLOCKS, limit_slots=self.info.total_slots, pages=pages)
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
         welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self.info)
-        return session_pb2.ConnectResponse(epoch=1, welcome=welcome)
+        return session_pb2.ConnectResponse(epoch=self._epoch, welcome=welcome)
 
     def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
         match command.WhichOneof("command"):
@@ -96,10 +99,10 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
                     self._say(session, landed=landed)
                 else:
                     self._first_step(session, start)
-                if start.sampling.max_tokens > 1:
+                if start.sampling.max_tokens > start.answered_tokens + 1:
                     self.marks.clear()
                     sequence = self._begun(start)
-                    sequence.made = 1
+                    sequence.made += 1
                     self._running.setdefault(session.router_id, {})[start.attempt_id] = sequence
             case "cancel":
                 self._running.get(session.router_id, {}).pop(command.cancel.attempt_id, None)
@@ -112,8 +115,8 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
         )
 
     def _begun(self, command: Any) -> ZeroSequence:
-        """Return the sequence for a command, without tokens."""
-        return ZeroSequence(command.attempt_id, 0, command.sampling.max_tokens)
+        """Return the sequence for a command, with the tokens of earlier attempts only."""
+        return ZeroSequence(command.attempt_id, command.answered_tokens, command.sampling.max_tokens)
 
     def _output(self, sequence: ZeroSequence) -> session_pb2.SequenceOutput:
         answer = sequence.answer
@@ -126,20 +129,20 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
         )
 
     def _say(self, session: Session, **event: Any) -> None:
-        session.send(session_pb2.ConnectResponse(epoch=1, **event))
+        session.send(session_pb2.ConnectResponse(epoch=self._epoch, **event))
 
     def _forget(self, session: Session) -> None:
         self._running.pop(session.router_id, None)
 
 
-def worker_info(role: "session_pb2.Role", folder: str) -> session_pb2.WorkerInfo:
+def worker_info(role: "session_pb2.Role", folder: str, name: str) -> session_pb2.WorkerInfo:
     model = session_pb2.ModelInfo(
         name="zero", path=folder, max_model_len=CONTEXT_TOKENS, vocab_size=VOCABULARY, dtype="float32",
         block_size=BLOCK_TOKENS,
     )  # fmt: skip
     slots = SLOTS if role == session_pb2.ROLE_DECODE else 0
     return session_pb2.WorkerInfo(
-        worker_id=f"zero-{role}", role=role, pid=os.getpid(), fingerprint=bytes(32), model=model, total_blocks=BLOCKS,
+        worker_id=name, role=role, pid=os.getpid(), fingerprint=bytes(32), model=model, total_blocks=BLOCKS,
         total_slots=slots,
     )  # fmt: skip
 

@@ -197,8 +197,8 @@ def as_table(report: Report) -> str:
     load = report.load
     lines.append(
         f"{report.model} ({report.dtype}, weights: {report.quantize}), {load.answers} answers, prompts of "
-        f"{load.prompt_tokens} tokens: {load.prompts_per_s:g}/s when paced, "
-        f"{load.prompts_in_flight} in flight when saturated; {count} rounds of {load.seconds:g} s; in time: TBT {report.objectives.tbt_ms:g} ms, "
+        f"{load.prompt_tokens} tokens: {load.prompts_per_s:g}/s when paced, {load.prompts_in_flight} in flight when "
+        f"saturated; {count} rounds of {load.seconds:g} s; in time: TBT {report.objectives.tbt_ms:g} ms, "
         f"TTFT {report.objectives.ttft_ms:g} ms"
     )
     lines.append(f"{_cores_line(report.cores)}; w10%: mean of the worst 10 %")

@@ -63,6 +63,7 @@ def test_simulation_without_an_unknown_request_is_refused() -> None:
 def test_simulation_of_a_change_has_fewer_requests_and_more_workers() -> None:
     record = record_of(REQUESTS, [steps_of([(0, each) for each in REQUESTS])])
     changed = simulation_of(record, WhatIf(("r-1",), add_prefill=1, add_decode=2))
+    assert changed is not None
     assert [each.request_id for each in changed.requests] == ["r-0", "r-2"]
     assert (changed.shape.prefill, changed.shape.decode) == (1, 3)
 

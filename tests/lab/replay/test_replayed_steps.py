@@ -64,6 +64,13 @@ def test_steps_with_blocks_cached_before_the_record_are_as_recorded(worker: Proc
     assert check.difference is None and check.checked == len(alone.steps) - second
 
 
+def test_steps_begin_where_an_earlier_request_releases_its_blocks() -> None:
+    two = steps_of([(0, REQUESTS[1]), (6, REQUESTS[3])])
+    released = replace(two.steps[6], calls=(SchedulerCall("abort", 0), *two.steps[6].calls))
+    check = check_steps(replace(two, steps=(released, *two.steps[7:])), REQUESTS)
+    assert (check.difference, check.skipped, check.checked) == (None, 0, len(two.steps) - 6)
+
+
 def test_steps_stop_at_a_request_with_several_choices(worker: ProcessTimeline) -> None:
     check = check_steps(worker, [*REQUESTS[:3], replace(REQUESTS[3], choices=2), REQUESTS[4]])
     assert check.checked == 15 and check.stopped.startswith("step 16: r-3 has 2 choices")

@@ -22,6 +22,7 @@ from pydantic_core import from_json
 
 from baton.process.helper import Asks, Buffer, HelperBusy, HelperFailed, answer_frames
 from baton.router.http.anthropic.bodies import ANTHROPIC_MESSAGES
+from baton.router.http.batches.bodies import CreateBatch
 from baton.router.http.edge.problem import Problem, refused, retry_later
 from baton.router.http.messages import ADAPTER_MESSAGES, MESSAGES
 from baton.router.http.ollama.bodies import OLLAMA_MESSAGES
@@ -194,6 +195,7 @@ TYPES = {
     for each in (
         *(*MESSAGES, *ADAPTER_MESSAGES, *ANTHROPIC_MESSAGES, *OLLAMA_MESSAGES, *VECTOR_MESSAGES),
         ResponseRequest,
+        CreateBatch,
     )
 }
 

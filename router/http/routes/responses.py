@@ -71,7 +71,7 @@ class ResponseRoutes:
     async def input_items(self, scope: Scope) -> Reply:
         """List the items that a response answers: its input and the conversation before it. Raises: Problem."""
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-        order, limit, after = query.get("order", "desc"), _limit(query.get("limit")), query.get("after")
+        order, limit, after = query.get("order", "desc"), limit_of(query.get("limit")), query.get("after")
         if order not in ("asc", "desc"):
             raise refused("order", "must be asc or desc")
         kept = await self._store.get(caller_of(scope).tenant, scope["path_params"]["response_id"])
@@ -86,9 +86,10 @@ class ResponseRoutes:
         return json_reply({"object": "list", "data": shown, **ends, "has_more": len(items) > limit})
 
 
-def _limit(given: str | None) -> int:
+def limit_of(given: str | None, default: int = DEFAULT_LISTED, most: int = MAX_LISTED) -> int:
+    """Return the requested maximum number of listed objects. Raises: Problem."""
     if given is None:
-        return DEFAULT_LISTED
-    if not (given.isascii() and given.isdigit() and len(given) <= 3 and 1 <= int(given) <= MAX_LISTED):
-        raise refused("limit", f"must be from 1 to {MAX_LISTED}")
+        return default
+    if not (given.isascii() and given.isdigit() and len(given) <= len(str(most)) and 1 <= int(given) <= most):
+        raise refused("limit", f"must be from 1 to {most}")
     return int(given)

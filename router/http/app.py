@@ -39,7 +39,7 @@ from baton.router.http.page.files import file_answers
 from baton.router.http.page.state import PATH as STATE_PATH
 from baton.router.http.page.state import PageState
 from baton.router.http.requests import HttpCall
-from baton.router.http.responses.bodies import ResponseRequest
+from baton.router.http.responses.bodies import CompactRequest, ResponseRequest
 from baton.router.http.responses.store import ResponseStore
 from baton.router.http.routes import ollama
 from baton.router.http.routes.adapters import load_adapter, unload_adapter
@@ -125,6 +125,7 @@ MODELS_QUERY = ("client_version",)
 _RESPONSE = "/v1/responses/{response_id:path}"
 """Path of a response: its id may contain any character that a request id may."""
 _ITEMS = f"{_RESPONSE}/input_items"
+_COMPACT = "/v1/responses/compact"
 _FILES, _FILE, _CONTENT = "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"
 _BATCHES, _BATCH, _CANCEL = "/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"
 
@@ -141,7 +142,7 @@ STREAMED = {
     "/generate": "application/octet-stream",
 }
 """Routes that can stream, with the media types of their streams."""
-REQUESTS = (*STREAMED, "/v1/embeddings", "/v1/score", "/v1/rerank", "/rerank", "/api/embed")
+REQUESTS = (*STREAMED, _COMPACT, "/v1/embeddings", "/v1/score", "/v1/rerank", "/rerank", "/api/embed")
 """Routes whose calls count as requests."""
 
 
@@ -201,7 +202,8 @@ def make_app(
     )
     answers = {path: answer for path, (_, answer) in gets.items()} | file_answers()
     applications: dict[str, ASGIApp] = {
-        path: QueryEndpoint(answer, transport.stall_s) for path, answer in answers.items()
+        _COMPACT: posts[_COMPACT],  # before the path of a response, which it would match
+        **{path: QueryEndpoint(answer, transport.stall_s) for path, answer in answers.items()},
     }
     applications["/v1/models"] = QueryEndpoint(operations.models, transport.stall_s, MODELS_QUERY)
     applications[_ITEMS] = QueryEndpoint(responses.input_items, transport.stall_s, LIST_PARAMETERS)
@@ -270,6 +272,7 @@ def _posts(
         "/v1/messages": endpoint(MessagesRequest, answer_messages, Operation.CHAT),
         "/v1/messages/count_tokens": endpoint(CountTokensRequest, count_tokens),
         "/v1/responses": endpoint(ResponseRequest, responses.create, Operation.CHAT),
+        _COMPACT: endpoint(CompactRequest, responses.compact, Operation.CHAT),
         "/api/chat": endpoint(OllamaChatRequest, ollama.answer, Operation.CHAT),
         "/api/generate": endpoint(OllamaGenerateRequest, ollama.answer, Operation.GENERATE),
         "/api/embed": endpoint(OllamaEmbedRequest, ollama.embed, Operation.EMBED),

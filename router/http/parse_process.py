@@ -27,7 +27,7 @@ from baton.router.http.edge.problem import Problem, refused, retry_later
 from baton.router.http.messages import ADAPTER_MESSAGES, MESSAGES
 from baton.router.http.ollama.bodies import OLLAMA_MESSAGES
 from baton.router.http.parse import SMALL_BYTES, is_small, json_size, parse
-from baton.router.http.responses.bodies import ResponseRequest
+from baton.router.http.responses.bodies import CompactRequest, ResponseRequest
 from baton.router.http.vectors.bodies import VECTOR_MESSAGES
 
 Message = TypeVar("Message", bound=BaseModel)
@@ -195,6 +195,7 @@ TYPES = {
     for each in (
         *(*MESSAGES, *ADAPTER_MESSAGES, *ANTHROPIC_MESSAGES, *OLLAMA_MESSAGES, *VECTOR_MESSAGES),
         ResponseRequest,
+        CompactRequest,
         CreateBatch,
     )
 }

@@ -63,6 +63,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/messages": {"messages": _QUESTION, "max_tokens": 4},
     "/v1/messages/count_tokens": {"messages": _QUESTION},
     "/v1/responses": {"input": "What is a block table?", "max_output_tokens": 4},
+    "/v1/responses/compact": {"input": "What is a block table?", "max_output_tokens": 4},
     "/api/chat": {"messages": _QUESTION, "options": {"num_predict": 4}, "stream": False},
     "/api/generate": {"prompt": "What is a block table?", "options": {"num_predict": 4}, "stream": False},
     "/api/embed": {"input": ["What is a block table?"], "dimensions": 8},
@@ -112,6 +113,7 @@ _ANSWERS: Mapping[str, Schema] = {
     ),
     "/v1/messages/count_tokens": _object(input_tokens=_COUNT),
     "/v1/responses": _object(id=_TEXT, object={"const": "response"}, status=_TEXT, output=_list(_ANY), usage=_ANY),
+    "/v1/responses/compact": _object(id=_TEXT, object={"const": "response.compaction"}, output=_list(_ANY), usage=_ANY),
     "/v1/responses/{response_id}": _object(id=_TEXT),
     "/v1/responses/{response_id}/input_items": _object(object={"const": "list"}, data=_list(_ANY), has_more=_FLAG),
     "/v1/embeddings": _object(

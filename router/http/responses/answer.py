@@ -11,7 +11,7 @@ from baton.router.http.responses.bodies import ResponseRequest
 from baton.router.http.responses.items import Item
 from baton.router.http.responses.tools import FREE, FUNCTION, SHELL, free_input, mapped_tools, shell_action
 from baton.router.http.stream import PieceWriter, encoded_event
-from baton.router.types.response import AnswerId, ChoiceFinished, Delta, FinishReason, Started, Summary
+from baton.router.types.response import AnswerId, ChoiceFinished, Delta, FinishReason, Started, Summary, Usage
 from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought
 from baton.text.output.thoughts import OutputParser
 
@@ -82,13 +82,7 @@ class ResponseWriter(PieceWriter):
         return self.content(self._status) | {
             "completed_at": None if is_cut else self._completed,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "usage": {
-                "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-                "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": self._parser.thought_tokens},
-                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            },
+            "usage": response_usage(usage, self._parser.thought_tokens),
         }
 
     def content(self, status: str) -> dict[str, Any]:
@@ -212,6 +206,17 @@ class ResponseWriter(PieceWriter):
         event = encoded_event(kind, sequence_number=self._events, **content)
         self._events += 1
         return event
+
+
+def response_usage(usage: Usage, thought_tokens: int) -> dict[str, Any]:
+    """Return the object `usage` of a response."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": thought_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
 
 
 _ITEM_IDS = {"message": str(AnswerId.MESSAGE), "reasoning": "rs_", FUNCTION: "fc_", FREE: "ctc_", SHELL: "lsh_"}

@@ -20,6 +20,7 @@ from baton.router.http.responses.items import Item
 MAX_RECORD_BYTES = 1 << 20
 """Maximum size of a conversation, in bytes: parsing its JSON blocks the event loop for some milliseconds."""
 _ITEM_BYTES = 200
+_LONG_FIELDS = ("arguments", "output", "name", "encrypted_content")
 _NO_ANSWER = "Redis, which stores the responses, does not answer"
 
 
@@ -174,7 +175,9 @@ class ResponseStore:
 def _text_bytes(item: Item) -> int:
     """Return the approximate size of an item's JSON, in bytes."""
     parts = [*item.get("content", ()), *item.get("summary", ())]
-    texts = [part["text"] for part in parts] + [item.get(name, "") for name in ("arguments", "output", "name")]
+    texts = [part["text"] for part in parts] + [
+        item.get(name, "") for name in ("arguments", "output", "name", "encrypted_content")
+    ]
     return _ITEM_BYTES + sum(len(text.encode(errors="replace")) for text in texts)
 
 

@@ -9,7 +9,7 @@ from baton.router.http.edge.problem import refused
 
 PROMPT = """Summarise the conversation so far for an assistant that will continue it and sees only your summary and \
 the user's messages. State the user's goal and constraints, what was done and found out (names of files, commands, \
-values, errors), decisions with their reasons, and what is still to do. Be complete and brief. Write only the summary."""
+values, errors), decisions with their reasons, and what is still to do. Be complete and brief. Write nothing else."""
 MAX_SUMMARY_TOKENS = 4096
 """Default maximum length of a summary."""
 _BEFORE = "Summary of the conversation so far, which continues below:\n\n"

@@ -9,7 +9,7 @@ from baton.router.http.dialects import Body
 from baton.router.http.edge.problem import Problem
 from baton.router.http.responses.bodies import ResponseRequest
 from baton.router.http.responses.items import Item
-from baton.router.http.responses.tools import FREE, FUNCTION, SHELL, free_input, mapped_tools, shell_action
+from baton.router.http.responses.tools import FREE, FUNCTION, SHELL, free_input, is_forced, mapped_tools, shell_action
 from baton.router.http.stream import PieceWriter, encoded_event
 from baton.router.types.response import AnswerId, ChoiceFinished, Delta, FinishReason, Started, Summary, Usage
 from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought
@@ -50,6 +50,8 @@ class ResponseWriter(PieceWriter):
         self._keep = keep
         summarises = message.reasoning is not None and message.reasoning.summary is not None
         self._tools = {tool.function_name: tool for tool in mapped_tools(message)}
+        # Names of tools whose calls are their text itself, not JSON.
+        self._raw = {tool.name for tool in self._tools.values() if tool.grammar is not None and is_forced(message)}
         self._arguments = ""  # arguments of the last item, if it is a call
         self._parts = {"message": _TEXT, "reasoning": _SUMMARY if summarises else _REASONING}
         self._events = 0
@@ -184,7 +186,7 @@ class ResponseWriter(PieceWriter):
         """Set the complete arguments of a call. Free text is sent as one delta, since it was a text in JSON."""
         match item["type"]:
             case "custom_tool_call":
-                item["input"] = free_input(self._arguments)
+                item["input"] = self._arguments if item["name"] in self._raw else free_input(self._arguments)
                 yield self._event("response.custom_tool_call_input.delta", **self._place, delta=item["input"])
                 yield self._event("response.custom_tool_call_input.done", **self._place, input=item["input"])
             case "local_shell_call":

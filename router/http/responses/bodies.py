@@ -210,12 +210,14 @@ class FlatTool(ToolUnserved):
 
 class ToolGrammar(Body):
     type: Literal["grammar"]
-    syntax: str
+    syntax: Literal["lark", "regex"]
     definition: str
 
 
 class FreeTool(ToolUnserved):
-    """Tool with free text as input. The model gets it as a function with one text, whose grammar is described."""
+    """Tool with free text as input. The model gets it as a function with one text, whose grammar is described. The
+    grammar is enforced if tool_choice names the tool.
+    """
 
     type: Literal["custom"]
     name: str

@@ -18,6 +18,7 @@ from baton.router.http.responses.compaction import MAX_SUMMARY_TOKENS, PROMPT, c
 from baton.router.http.responses.items import Item, given_items
 from baton.router.http.responses.request import chat_of
 from baton.router.http.responses.store import ResponseStore, StoredResponse
+from baton.router.http.responses.tools import tool_grammars
 from baton.router.http.routes.chat import whole_message
 from baton.router.types.response import AnswerId
 
@@ -41,7 +42,7 @@ class ResponseRoutes:
         tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
         request_id, tenant = message.request_id or call.request_id, call.caller.tenant
         items = await self._conversation(message, request_id, call)
-        read = await chat_request(chat_of(message, items, call), call, tokenizer)
+        read = await chat_request(chat_of(message, items, call), call, tokenizer, grammars=tool_grammars(message))
         is_kept = self._is_kept(message, items)
 
         async def keep(response: ResponseWriter) -> None:

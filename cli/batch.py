@@ -13,11 +13,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from baton.cli.batch_lines import EMBEDDING, BatchRequest, LineRefused, read_lines
 from baton.cli.offline_options import BatchOptions
 from baton.launch import CommandFailed
 from baton.launch.model_source import find_adapters, find_model
 from baton.launch.paths import ROOT
+from baton.router.http.batches.lines import EMBEDDING, BatchRequest, LineRefused, read_lines
 
 if TYPE_CHECKING:
     from baton.cli.batch_requests import Ready, ReadyInputs

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic_core import to_json
 
-from baton.cli.batch_lines import CHAT, BatchRequest, LineRefused
 from baton.process.errors import BatonError
+from baton.router.http.batches.lines import CHAT, BatchRequest, LineRefused
 from baton.router.http.dialects import Body, Unserved
 from baton.router.http.edge.problem import Problem, problem_of, refused
 from baton.router.http.messages import ChatRequest, CompletionRequest

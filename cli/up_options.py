@@ -106,6 +106,7 @@ class UpOptions:
     insecure: bool = of_field(RouterConfig, "insecure", "--insecure")
     tls_cert: Path | None = of_field(RouterConfig, "tls_cert", exists=True, dir_okay=False)
     tls_key: Path | None = of_field(RouterConfig, "tls_key", exists=True, dir_okay=False)
+    batch_dir: Path | None = of_field(RouterConfig, "batch_dir")
     log_format: str = of_field(WorkerConfig, "log_format")
     trace_file: Path | None = of_field(RouterConfig, "trace_file", note="Default here: a new one in runtime/.")
     namespace: str | None = of_field(RouterConfig, "namespace", default=None, note="Default here: baton-PORT.")

@@ -224,6 +224,20 @@ class RouterConfig(
     responses_ttl_s: float = Field(
         86_400.0, gt=0, le=2_592_000, description="Lifetime of a stored response, in seconds."
     )
+    batch_dir: Path | None = Field(
+        None,
+        description="Folder of uploaded files and batches, which turns /v1/files and /v1/batches on; routers of one "
+        "machine may share it.",
+    )
+    batch_lines: int = Field(32, ge=1, le=4096, description="Maximum number of in-flight requests of batches.")
+    batch_file_bytes: ByteSize = Field(ByteSize(200 << 20), gt=0, description="Maximum size of an uploaded file.")
+    batch_key_bytes: ByteSize = Field(
+        ByteSize(2 << 30), gt=0, description="Maximum size of the files and batches of one API key."
+    )
+    batch_all_bytes: ByteSize = Field(ByteSize(16 << 30), gt=0, description="Maximum size of all files and batches.")
+    batch_ttl_s: float = Field(
+        2_592_000.0, gt=0, le=31_536_000, description="Default and maximum lifetime of a file, in seconds."
+    )
     http_adapters: bool = Field(
         False,
         description="Serve vLLM's /v1/load_lora_adapter and /v1/unload_lora_adapter; with API keys, for admin "

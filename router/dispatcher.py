@@ -301,6 +301,10 @@ class Dispatcher:
         """Number of pending requests."""
         return self._scheduling.queue.waiting
 
+    def lacks_room_before(self, priority: int) -> bool:
+        """Return whether requests with a lower value than `priority` wait for capacity."""
+        return self._scheduling.queue.lacks_room_before(priority)
+
     @property
     def active(self) -> int:
         """Number of in-flight requests, pending ones included."""

@@ -24,6 +24,7 @@ ALLOWED = {
     "cli/bundle/command.py": "when the bundle was made, for its reader",
     "deploy/release.py": "the date of a heading in the changelog",
     "router/http/answers.py": "`created` of OpenAI's API",
+    "router/http/batches/storage.py": "when files and batches expire, which outlive every process",
     "process/registry/worker_record.py": "a bound that grows, far above any count of changes",
     "router/model/template_process.py": "the date in a prompt, where the model's template states it",
 }

@@ -109,6 +109,10 @@ class FairQueue(Generic[Item]):
     def waiting_of(self, tenant: str) -> int:
         return self._by_tenant[tenant]
 
+    def has_before(self, priority: int) -> bool:
+        """Return whether a request of an earlier class, with a lower value than `priority`, is pending."""
+        return bool(self._classes) and min(self._classes) < priority
+
     def add(self, item: Item, tenant: str, priority: int, tokens: int) -> Entry[Item]:
         self._arrivals += 1
         entry = Entry(item, tenant, priority, max(1, tokens), self._arrivals)

@@ -230,6 +230,8 @@ class WaitForecast:
         self._clock = clock
         self._estimate = WaitEstimate()
         self._stays: dict[int, _Stay] = {}  # in-flight attempts by attempt id
+        self.lacks_room = False
+        """True: requests wait for capacity."""
 
     def retry_after_s(self) -> float:
         """Return the retry time in seconds for a request that is rejected before it is queued."""
@@ -277,6 +279,7 @@ class WaitForecast:
 
     def some_wait(self, waits: bool) -> None:
         """Record whether requests wait for capacity. Requests that wait for absent workers do not count."""
+        self.lacks_room = waits
         self._estimate.some_wait(waits, self._clock())
 
 
@@ -453,6 +456,10 @@ class AdmissionQueue:
     @property
     def waiting(self) -> int:
         return len(self._queue)
+
+    def lacks_room_before(self, priority: int) -> bool:
+        """Return whether requests with a lower value than `priority` wait for capacity."""
+        return self.forecast.lacks_room and self._queue.has_before(priority)
 
     def submit(
         self,

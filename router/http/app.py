@@ -13,8 +13,9 @@ from starlette.types import ASGIApp, Scope
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.answers import created_now, rfc3339_now
 from baton.router.http.anthropic.bodies import CountTokensRequest, MessagesRequest
+from baton.router.http.batches.bodies import CreateBatch, FileForm
 from baton.router.http.edge.document import openapi_document
-from baton.router.http.edge.endpoint import Endpoint, HttpTransport, QueryEndpoint, UnknownPath
+from baton.router.http.edge.endpoint import Endpoint, HttpTransport, PostOr, QueryEndpoint, UnknownPath
 from baton.router.http.edge.exchange import EVENT_STREAM, JSON, FullReply, Reply, json_reply
 from baton.router.http.messages import (
     ChatRequest,
@@ -38,10 +39,11 @@ from baton.router.http.page.files import file_answers
 from baton.router.http.page.state import PATH as STATE_PATH
 from baton.router.http.page.state import PageState
 from baton.router.http.requests import HttpCall
-from baton.router.http.responses.bodies import ResponseRequest
+from baton.router.http.responses.bodies import CompactRequest, ResponseRequest
 from baton.router.http.responses.store import ResponseStore
 from baton.router.http.routes import ollama
 from baton.router.http.routes.adapters import load_adapter, unload_adapter
+from baton.router.http.routes.batches import BATCHES_QUERY, CONTENT, FILES_QUERY, BatchRoutes
 from baton.router.http.routes.chat import answer_chat
 from baton.router.http.routes.completions import answer_completion
 from baton.router.http.routes.messages import answer_messages, count_tokens
@@ -123,6 +125,12 @@ MODELS_QUERY = ("client_version",)
 _RESPONSE = "/v1/responses/{response_id:path}"
 """Path of a response: its id may contain any character that a request id may."""
 _ITEMS = f"{_RESPONSE}/input_items"
+_COMPACT = "/v1/responses/compact"
+_FILES, _FILE, _CONTENT = "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"
+_BATCHES, _BATCH, _CANCEL = "/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"
+
+Gets = dict[str, tuple[Sequence[str], Callable[[Scope], Awaitable[Reply]]]]
+"""Routes with GET, by path: media types and handler."""
 
 STREAMED = {
     "/v1/completions": EVENT_STREAM,
@@ -134,7 +142,7 @@ STREAMED = {
     "/generate": "application/octet-stream",
 }
 """Routes that can stream, with the media types of their streams."""
-REQUESTS = (*STREAMED, "/v1/embeddings", "/v1/score", "/v1/rerank", "/rerank", "/api/embed")
+REQUESTS = (*STREAMED, _COMPACT, "/v1/embeddings", "/v1/score", "/v1/rerank", "/rerank", "/api/embed")
 """Routes whose calls count as requests."""
 
 
@@ -147,10 +155,12 @@ def make_app(
     grpc_port: Callable[[], int],
     store: ResponseStore,
     with_adapters: bool = False,
+    batches: BatchRoutes | None = None,
 ) -> Router:
     """Create the application. `grpc_port` returns the bound public gRPC port.
 
-    `with_adapters`: serve the routes that load and unload adapters. Raises: OSError if files of the page are missing.
+    `with_adapters`: serve the routes that load and unload adapters. `batches`: routes of files and batches.
+    Raises: OSError if files of the page are missing.
     """
     responses = ResponseRoutes(store)
     posts = _posts(dispatcher, transport, responses, page, with_adapters)
@@ -164,7 +174,7 @@ def make_app(
         return json_reply(document)
 
     operations = Operations(dispatcher, readiness, grpc_port, page.access.is_guarded)
-    gets: dict[str, tuple[Sequence[str], Callable[[Scope], Awaitable[Reply]]]] = {
+    gets: Gets = {
         "/v1/models": ([JSON], operations.models),
         "/v1/models/{model:path}": ([JSON], operations.model),
         "/api/tags": ([JSON], operations.ollama_models),
@@ -178,23 +188,29 @@ def make_app(
         "/metrics": (METRIC_FORMATS, exposed),
         "/openapi.json": ([JSON], described),
         STATE_PATH: ([JSON], page.answer),
+        **(_batch_gets(batches) if batches is not None else {}),
     }
     document |= openapi_document(
-        {path: endpoint.message_type for path, endpoint in posts.items()},
+        {path: endpoint.message_type for path, endpoint in posts.items()}
+        | ({_FILES: FileForm, _BATCHES: CreateBatch} if batches is not None else {}),
         {path.replace(":path", ""): media for path, (media, _) in gets.items()},
         STREAMED,
         OWN.release,
-        {_ITEMS.replace(":path", ""): LIST_PARAMETERS},
-        [_RESPONSE.replace(":path", "")],
+        {_ITEMS.replace(":path", ""): LIST_PARAMETERS, _FILES: FILES_QUERY, _BATCHES: BATCHES_QUERY},
+        [_RESPONSE.replace(":path", ""), *([_FILE] if batches is not None else [])],
+        [_CANCEL] if batches is not None else [],
     )
     answers = {path: answer for path, (_, answer) in gets.items()} | file_answers()
     applications: dict[str, ASGIApp] = {
-        path: QueryEndpoint(answer, transport.stall_s) for path, answer in answers.items()
+        _COMPACT: posts[_COMPACT],  # before the path of a response, which it would match
+        **{path: QueryEndpoint(answer, transport.stall_s) for path, answer in answers.items()},
     }
     applications["/v1/models"] = QueryEndpoint(operations.models, transport.stall_s, MODELS_QUERY)
     applications[_ITEMS] = QueryEndpoint(responses.input_items, transport.stall_s, LIST_PARAMETERS)
     applications[_RESPONSE] = QueryEndpoint(responses.one, transport.stall_s, methods=("GET", "HEAD", "DELETE"))
     applications |= posts
+    if batches is not None:
+        applications |= _batch_applications(batches, dispatcher, transport)
     routes = [Route(path, application) for path, application in applications.items()]
     # Without middleware, since each layer would add to the cost of sending every token.
     return Router(
@@ -202,9 +218,34 @@ def make_app(
     )
 
 
-_TURNED_OFF = dict.fromkeys(
-    ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "--http-adapters of the router turns it on"
-)
+_TURNED_OFF = {
+    **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "--http-adapters of the router turns it on"),
+    **dict.fromkeys((_FILES, _BATCHES), "--batch-dir of the router turns it on"),
+}
+
+
+def _batch_gets(batches: BatchRoutes) -> Gets:
+    return {
+        _FILES: ([JSON], batches.files),
+        _FILE: ([JSON], batches.file),
+        _CONTENT: ([CONTENT], batches.content),
+        _BATCHES: ([JSON], batches.batches),
+        _BATCH: ([JSON], batches.batch),
+    }
+
+
+def _batch_applications(batches: BatchRoutes, dispatcher: Dispatcher, transport: HttpTransport) -> dict[str, ASGIApp]:
+    """Return the applications of paths under /v1/files and /v1/batches that serve more than a GET."""
+    reads = ("GET", "HEAD")
+    files = QueryEndpoint(batches.files, transport.stall_s, FILES_QUERY, (*reads, "POST"))
+    listed = QueryEndpoint(batches.batches, transport.stall_s, BATCHES_QUERY, (*reads, "POST"))
+    created = Endpoint(CreateBatch, partial(batches.create, dispatcher), transport)
+    return {
+        _FILES: PostOr(batches.upload_endpoint(transport), files),
+        _FILE: QueryEndpoint(batches.file, transport.stall_s, methods=(*reads, "DELETE")),
+        _BATCHES: PostOr(created, listed),
+        _CANCEL: QueryEndpoint(batches.cancel, transport.stall_s, methods=("POST",)),
+    }
 
 
 def _posts(
@@ -231,6 +272,7 @@ def _posts(
         "/v1/messages": endpoint(MessagesRequest, answer_messages, Operation.CHAT),
         "/v1/messages/count_tokens": endpoint(CountTokensRequest, count_tokens),
         "/v1/responses": endpoint(ResponseRequest, responses.create, Operation.CHAT),
+        _COMPACT: endpoint(CompactRequest, responses.compact, Operation.CHAT),
         "/api/chat": endpoint(OllamaChatRequest, ollama.answer, Operation.CHAT),
         "/api/generate": endpoint(OllamaGenerateRequest, ollama.answer, Operation.GENERATE),
         "/api/embed": endpoint(OllamaEmbedRequest, ollama.embed, Operation.EMBED),

@@ -22,11 +22,12 @@ from pydantic_core import from_json
 
 from baton.process.helper import Asks, Buffer, HelperBusy, HelperFailed, answer_frames
 from baton.router.http.anthropic.bodies import ANTHROPIC_MESSAGES
+from baton.router.http.batches.bodies import CreateBatch
 from baton.router.http.edge.problem import Problem, refused, retry_later
 from baton.router.http.messages import ADAPTER_MESSAGES, MESSAGES
 from baton.router.http.ollama.bodies import OLLAMA_MESSAGES
 from baton.router.http.parse import SMALL_BYTES, is_small, json_size, parse
-from baton.router.http.responses.bodies import ResponseRequest
+from baton.router.http.responses.bodies import CompactRequest, ResponseRequest
 from baton.router.http.vectors.bodies import VECTOR_MESSAGES
 
 Message = TypeVar("Message", bound=BaseModel)
@@ -194,6 +195,8 @@ TYPES = {
     for each in (
         *(*MESSAGES, *ADAPTER_MESSAGES, *ANTHROPIC_MESSAGES, *OLLAMA_MESSAGES, *VECTOR_MESSAGES),
         ResponseRequest,
+        CompactRequest,
+        CreateBatch,
     )
 }
 

@@ -1,5 +1,6 @@
 """Router process that serves HTTP in addition to gRPC. Both use the same dispatcher."""
 
+import asyncio
 import logging
 
 from prometheus_client import CollectorRegistry
@@ -14,16 +15,29 @@ from baton.process.telemetry.spans import Telemetry
 from baton.router.config import RouterConfig
 from baton.router.dispatcher import RequestCounts
 from baton.router.http.app import REQUESTS, make_app
+from baton.router.http.batches.check import CHECK_S, MODULE
+from baton.router.http.batches.line import LineAnswerer, LineRoute
+from baton.router.http.batches.lines import CHAT, COMPLETION, EMBEDDING, RESPONSES
+from baton.router.http.batches.runner import BatchRunner
+from baton.router.http.batches.storage import BatchBounds, BatchStorage
 from baton.router.http.edge.endpoint import Guard, HttpTransport
 from baton.router.http.edge.exchange import BodyReader
 from baton.router.http.edge.server import HttpLimits, HttpServer
 from baton.router.http.edge.sites import SiteRules, with_cors
 from baton.router.http.edge.slots import ConnectionSlots
 from baton.router.http.key_metrics import KeyMetrics
+from baton.router.http.messages import ChatRequest, CompletionRequest
 from baton.router.http.metrics import ClusterMetrics, RequestMetrics, StallMetrics, StreamMetrics
 from baton.router.http.page.state import PageState, RecentRequests
 from baton.router.http.parse_process import Parser
+from baton.router.http.responses.bodies import ResponseRequest
 from baton.router.http.responses.store import MemoryRecords, ResponseStore
+from baton.router.http.routes.batches import BatchRoutes
+from baton.router.http.routes.chat import answer_chat
+from baton.router.http.routes.completions import answer_completion
+from baton.router.http.routes.responses import ResponseRoutes
+from baton.router.http.vectors.answer import answer_embeddings
+from baton.router.http.vectors.bodies import EmbeddingRequest
 from baton.router.process import RouterProcess
 from baton.router.trace.record import end_of
 
@@ -52,6 +66,9 @@ class HttpRouterProcess(RouterProcess):
         self._parser = Parser(Helper("baton.router.http.parse_process"))
         transport = HttpTransport(bodies, self._parser, config.http_stall_s)
         self._responses = _response_store(config)
+        self.batches = self._open_batches(config)
+        """Runner of batches; None without a folder for them."""
+        self._batch_task: asyncio.Task[None] | None = None
         routes = make_app(
             self.dispatcher,
             self.readiness,
@@ -61,6 +78,7 @@ class HttpRouterProcess(RouterProcess):
             lambda: self._grpc_port,
             self._responses,
             config.http_adapters,
+            None if self.batches is None else BatchRoutes(self.batches.storage, config.http_body_s),
         )
         sites = SiteRules((config.http_host, *config.allowed_hosts), config.cors_origins)
         app: ASGIApp = Guard(routes, self.access, sites, config.http_stall_s, self._refused)
@@ -92,6 +110,9 @@ class HttpRouterProcess(RouterProcess):
         self.http_port = await self._http.start(host, self._config.http_port)
         logger.info("HTTP on %s", host_and_port(host, self.http_port))
         await super().start(running)
+        if self.batches is not None:
+            self._batch_task = asyncio.create_task(self.batches.run(), name="batches")
+            self._batch_task.add_done_callback(self._on_task_done)
 
     def _refused(self, path: str, error: BatonError) -> None:
         if path in REQUESTS:
@@ -99,9 +120,36 @@ class HttpRouterProcess(RouterProcess):
 
     async def stop(self) -> None:
         await self._http.stop()
+        if self.batches is not None and self._batch_task is not None:
+            self._batch_task.cancel()
+            await asyncio.gather(self._batch_task, return_exceptions=True)
+            self.batches.close()
         self._parser.close()
         await self._responses.close()
         await super().stop()
+
+    def _open_batches(self, config: RouterConfig) -> BatchRunner | None:
+        """Create the runner of batches; None without a folder for them."""
+        if config.batch_dir is None:
+            return None
+        bounds = BatchBounds(
+            config.batch_file_bytes, config.batch_key_bytes, config.batch_all_bytes, config.batch_ttl_s
+        )
+        routes = {
+            CHAT: LineRoute(ChatRequest, answer_chat),
+            COMPLETION: LineRoute(CompletionRequest, answer_completion),
+            EMBEDDING: LineRoute(EmbeddingRequest, answer_embeddings),
+            RESPONSES: LineRoute(ResponseRequest, ResponseRoutes(self._responses).create),
+        }
+        return BatchRunner(
+            BatchStorage(config.batch_dir, bounds),
+            LineAnswerer(self.dispatcher, self._parser, routes),
+            Helper(MODULE, limit_s=CHECK_S),
+            self.dispatcher,
+            self.access,
+            config.batch_lines,
+            config.http_max_body,
+        )
 
 
 def _response_store(config: RouterConfig) -> ResponseStore:

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -158,11 +159,15 @@ def completion_requests(message: CompletionRequest, call: HttpCall) -> list[Gene
 
 
 async def chat_request(
-    message: ChatRequest, call: HttpCall, tokenizer: TokenizerWorker, is_clamped: bool = False
+    message: ChatRequest,
+    call: HttpCall,
+    tokenizer: TokenizerWorker,
+    is_clamped: bool = False,
+    grammars: Mapping[str, StructuredOutput] = MappingProxyType({}),
 ) -> ReadChat:
     """Convert the body of a chat into a request, with the parser of its answer. Raises: Problem, BatonError.
 
-    `is_clamped`: max_tokens may exceed the rest of the context, which then takes its place.
+    `is_clamped`: max_tokens may exceed the rest of the context, which then takes its place. `grammars`: see ToolsAsked.
     """
     max_tokens = message.max_tokens if message.max_completion_tokens is None else message.max_completion_tokens
     if message.max_tokens not in (None, max_tokens):
@@ -175,7 +180,8 @@ async def chat_request(
     )
     sampling = replace(_sampling(message, max_tokens, logprobs, _prompt_logprobs(message)), is_clamped=is_clamped)
     request = _request(Operation.CHAT, prompt, message, call, sampling, bool(message.stream))
-    return await read_chat(request, _asked(message, call, tokenizer.chat_template), tokenizer)
+    asked = _asked(message, call, tokenizer.chat_template)
+    return await read_chat(request, replace(asked, tools=replace(asked.tools, grammars=grammars)), tokenizer)
 
 
 def _asked(message: ChatRequest, call: HttpCall, template: ChatTemplate | None) -> ChatAsked:
@@ -416,7 +422,9 @@ def _or_default(max_tokens: int | None) -> int:
     return DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
 
 
-_FORCED: Renamed = {kind.value: "tools" for kind in (StructuredKind.JSON_SCHEMA, StructuredKind.GRAMMAR)}
+_FORCED: Renamed = {
+    kind.value: "tools" for kind in (StructuredKind.JSON_SCHEMA, StructuredKind.GRAMMAR, StructuredKind.REGEX)
+}
 
 
 def names_of(message: Body) -> Renamed:

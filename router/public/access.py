@@ -8,7 +8,7 @@ from enum import Enum
 
 from baton.process.errors import PermissionDenied, Unauthenticated
 from baton.process.objectives import NONE_REQUESTED, RequestedObjectives
-from baton.process.security.api_keys import UNLIMITED, KeyLimits, KeyRing
+from baton.process.security.api_keys import UNLIMITED, ApiKey, KeyLimits, KeyRing
 from baton.router.request.resume import ResumeRequest
 from baton.router.types.request import GenerationRequest
 
@@ -106,11 +106,22 @@ class Access:
             raise Unauthenticated("the API key is unknown", "INVALID_API_KEY")
         if need is Need.ADMIN and not key.is_admin:
             raise PermissionDenied("this call requires an admin API key", "NOT_ADMIN")
-        return Caller(key.name, key.limits, key.key_salt, key.objectives)
+        return _caller_of(key)
+
+    def caller_named(self, tenant: str) -> Caller | None:
+        """Return the caller of a tenant, for work that outlives its call; None if its API key was removed."""
+        if self._ring is None:
+            return Caller(tenant)
+        found = (key for key in self._ring() if key.name == tenant)
+        return next((_caller_of(key) for key in found), None)
 
     def authorise(self, method: str, metadata: Metadata) -> Caller:
         """Identify the caller of a gRPC method; the health service needs no key. Raises: Unauthenticated."""
         return self.caller(Need.NOTHING if method.startswith(_HEALTH) else Need.KEY, metadata)
+
+
+def _caller_of(key: ApiKey) -> Caller:
+    return Caller(key.name, key.limits, key.key_salt, key.objectives)
 
 
 class AdminAccess:

@@ -4,7 +4,7 @@ A *form* is structured output: the grammar that an answer must follow. Errors na
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -17,7 +17,7 @@ from baton.text.output.formats.choose import FORMATS, Format, format_of
 from baton.text.output.formats.llama import LlamaReader
 from baton.text.output.pieces import Schemas, ToolParser
 from baton.text.output.tool_calls import CallsOrForm, FirstCall, NamedParser
-from baton.text.structured.output import StructuredOutput, json_schema
+from baton.text.structured.output import FormRefused, StructuredOutput, enforceable_form, json_schema
 from baton.text.structured.schema import SchemaRefused, enforceable_schema
 
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
@@ -43,17 +43,23 @@ class Function:
 class ToolsAsked:
     """Tools of a request: JSON objects in OpenAI's format, as templates get them. `one_call`: at most one call.
 
-    `deferred`: names of tools that the template does not get, since a message describes them.
+    `deferred`: names of tools that the template does not get, since a message describes them. `grammars`: by name of a
+    tool with free text, the form of the text.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
     choice: ToolChoice | Function = ToolChoice.AUTO
     one_call: bool = False
     deferred: frozenset[str] = frozenset()
+    grammars: Mapping[str, StructuredOutput] = field(default_factory=dict)
 
     def schemas(self) -> Schemas:
         """Return the JSON schemas of the functions' arguments, by function name. Raises: InvalidArgument."""
         return {tool["function"]["name"]: _arguments(place, tool["function"]) for place, tool in enumerate(self.tools)}
+
+    def field_of(self, name: str) -> str:
+        """Return the path of a function in the request."""
+        return _field([tool["function"]["name"] for tool in self.tools].index(name))
 
     def held(self, schemas: Schemas, has_to: bool) -> Schemas:
         """Return the schemas, converted to what a grammar can enforce. Raises: InvalidArgument.
@@ -123,6 +129,13 @@ def tool_use(asked: ToolsAsked, form: StructuredOutput | None, tokenizer: Tokeni
             return ToolUse(tools)
         reader = lambda: FirstCall(taught.reader(schemas)) if asked.one_call else taught.reader(schemas)  # noqa: E731
         return ToolUse(tools, parser=reader, shown_tokens=taught.special)
+    forced = [name for name in schemas if name in asked.grammars]
+    if forced and len(schemas) == 1 and not (taught is not None and taught.has_channels):
+        return ToolUse(tools, _grammar(asked, forced[0]), True, lambda: NamedParser(forced[0]))
+    if forced:
+        message = "its grammar is enforced only if tool_choice names it and the model's format has no channels; "
+        message += "set tool_choice to its name, or to auto"
+        raise InvalidArgument(asked.field_of(forced[0]), message)
     held = asked.held(schemas, has_to=True)
     if taught is not None and template is not None:
         several = not asked.one_call and not isinstance(choice, Function)
@@ -134,6 +147,14 @@ def tool_use(asked: ToolsAsked, form: StructuredOutput | None, tokenizer: Tokeni
         return ToolUse(tools, json_schema(held[name]), True, lambda: NamedParser(name))
     calls = json_schema(_calls_schema(held, 1 if asked.one_call else None))
     return ToolUse(tools, calls, True, lambda: LlamaReader(schemas))
+
+
+def _grammar(asked: ToolsAsked, name: str) -> StructuredOutput:
+    """Return the form of a forced call of a tool with a grammar: the text itself. Raises: InvalidArgument."""
+    try:
+        return enforceable_form(asked.grammars[name])
+    except FormRefused as refusal:
+        raise InvalidArgument(asked.field_of(name), str(refusal)) from refusal
 
 
 def _call_or_form(

@@ -16,10 +16,10 @@ import pytest
 from pydantic import BaseModel
 
 from baton.cli.batch import run_batch
-from baton.cli.batch_lines import CHAT, BatchRequest, read_lines
 from baton.cli.batch_requests import BatchChat, BatchCompletion, BatchFields, Ready, seed_of
 from baton.cli.offline_options import BatchOptions
 from baton.launch import CommandFailed
+from baton.router.http.batches.lines import CHAT, BatchRequest, read_lines
 from baton.text.output.thoughts import OutputParser, ThoughtParser
 from tests.fixtures.adapters import ALL_PROJECTIONS, make_adapter
 from tests.fixtures.checkpoints import make_checkpoint

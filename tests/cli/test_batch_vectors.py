@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from baton.cli.batch import run_batch
-from baton.cli.batch_lines import BatchRequest
 from baton.cli.batch_requests import MAX_INPUTS_TOGETHER, ReadyInputs, _together
+from baton.router.http.batches.lines import BatchRequest
 from tests.cli.test_batch_file import answers, options, write_requests
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt

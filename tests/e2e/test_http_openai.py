@@ -5,8 +5,8 @@ from tests.fixtures.client_environment import problems
 
 SCENARIOS = (
     "models", "chat", "chat_stream", "chat_logprobs", "several", "completion", "completion_stream", "token_prompts",
-    "forced_tools", "structured", "responses", "responses_stored", "responses_forced", "refusals",
-    "many_at_once",
+    "forced_tools", "structured", "responses", "responses_stored", "responses_forced", "responses_compacted",
+    "refusals", "many_at_once",
 )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ _GET_FAILURES = {
     "400": "unknown query parameter; the error names it",
     "401": "missing or unknown API key",
     "403": "the API key lacks the permission",
-    "404": "unknown model, or unknown response of this API key",
+    "404": "unknown model, or unknown response, file or batch of this API key",
     "405": "wrong method; the header Allow lists the right ones",
     "503": "not ready, or draining",
 }
@@ -63,6 +63,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/messages": {"messages": _QUESTION, "max_tokens": 4},
     "/v1/messages/count_tokens": {"messages": _QUESTION},
     "/v1/responses": {"input": "What is a block table?", "max_output_tokens": 4},
+    "/v1/responses/compact": {"input": "What is a block table?", "max_output_tokens": 4},
     "/api/chat": {"messages": _QUESTION, "options": {"num_predict": 4}, "stream": False},
     "/api/generate": {"prompt": "What is a block table?", "options": {"num_predict": 4}, "stream": False},
     "/api/embed": {"input": ["What is a block table?"], "dimensions": 8},
@@ -76,8 +77,16 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/rerank": {"query": "What is TTFT?", "documents": ["Time to first token."]},
     "/v1/load_lora_adapter": {"lora_name": "sql", "lora_path": "/adapters/sql"},
     "/v1/unload_lora_adapter": {"lora_name": "sql"},
+    "/v1/files": {"file": '{"custom_id": "a", "body": {"prompt": "A block table is"}}', "purpose": "batch"},
+    "/v1/batches": {
+        "input_file_id": "file-0",
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    },
 }
 """Example bodies, by path."""
+_FORMS = {"/v1/files": "multipart/form-data"}
+"""Paths whose bodies are forms."""
 _IN_WORDS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """Paths that answer in plain text, for compatibility with vLLM."""
 
@@ -104,6 +113,7 @@ _ANSWERS: Mapping[str, Schema] = {
     ),
     "/v1/messages/count_tokens": _object(input_tokens=_COUNT),
     "/v1/responses": _object(id=_TEXT, object={"const": "response"}, status=_TEXT, output=_list(_ANY), usage=_ANY),
+    "/v1/responses/compact": _object(id=_TEXT, object={"const": "response.compaction"}, output=_list(_ANY), usage=_ANY),
     "/v1/responses/{response_id}": _object(id=_TEXT),
     "/v1/responses/{response_id}/input_items": _object(object={"const": "list"}, data=_list(_ANY), has_more=_FLAG),
     "/v1/embeddings": _object(
@@ -124,6 +134,9 @@ _ANSWERS: Mapping[str, Schema] = {
     "/generate": _object(text=_list(_TEXT)),
     "/tokenize": _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),
     "/detokenize": _object(prompt=_TEXT),
+    **dict.fromkeys(("/v1/files", "/v1/batches"), _object(object=_TEXT)),
+    "/v1/files/{file_id}": _object(id=_TEXT, object={"const": "file"}),
+    **dict.fromkeys(("/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"), _object(id=_TEXT, status=_TEXT)),
     "/v1/models": _object(object={"const": "list"}, data=_list(_MODEL)),
     "/v1/models/{model}": _MODEL,
     "/ready": _READY,
@@ -141,19 +154,24 @@ def openapi_document(
     version: str,
     parameters: Mapping[str, Schema],
     deletes: Sequence[str],
+    bodiless: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the OpenAPI document.
 
     By path: `posts` has the types of bodies, `gets` the media types of answers (empty: no content), `streamed` the
-    media types of streams, `parameters` the schemas of query parameters. `deletes`: paths with DELETE.
+    media types of streams, `parameters` the schemas of query parameters. `deletes`: paths with DELETE; `bodiless`:
+    paths with a POST that has no body.
     """
     paths: dict[str, Any] = {}
     for path, media in gets.items():
         paths[path] = {"get": _get("get", path, media, parameters.get(path, {}))}
     for path, message in posts.items():
-        paths[path] = {"post": _post(path, message.__name__, [streamed[path]] if path in streamed else [])}
+        paths.setdefault(path, {})["post"] = _post(path, message.__name__, [streamed[path]] if path in streamed else [])
     for path in deletes:
         paths[path]["delete"] = _get("delete", path, [JSON], {})
+    for path in bodiless:
+        paths[path] = {"post": _get("post", path, [JSON], {})}
+        paths[path]["post"]["responses"] |= _failures(path, {"409": "too late: its status is final"})
     return {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": version},
@@ -174,7 +192,7 @@ def _schemas(messages: Sequence[type[BaseModel]]) -> Schema:
 
 def _post(path: str, message: str, streams: Sequence[str]) -> dict[str, Any]:
     asked = {"schema": _reference(message), "example": EXAMPLES[path]}
-    body = {"required": True, "content": {"application/json": asked}}
+    body = {"required": True, "content": {_FORMS.get(path, "application/json"): asked}}
     whole = {"text/plain": {"schema": _TEXT}} if path in _IN_WORDS else {"application/json": {"schema": _ANSWERS[path]}}
     content: dict[str, Any] = dict(whole)
     content |= {media.partition(";")[0]: {} for media in streams}

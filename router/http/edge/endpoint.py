@@ -140,7 +140,7 @@ class Endpoint(Generic[Message]):
         """
         self.message_type = message_type
         self._answer = answer
-        self._transport = transport
+        self.transport = transport
         self._refuse = refuse
         self._observe = observe
 
@@ -152,15 +152,13 @@ class Endpoint(Generic[Message]):
         current_request_id.set(call.request_id)
         current_call.set(call)
         headers_sent = {REQUEST_ID_HEADER: call.request_id}
-        stall_s, dialect = self._transport.stall_s, dialect_of(scope["path"])
+        stall_s, dialect = self.transport.stall_s, dialect_of(scope["path"])
         try:
             try:
                 check_upgrade(headers)
                 check_method(scope, "POST")
                 check_query(scope, HARMLESS_QUERY.get(dialect, ()))
-                check_content(headers)
-                with await self._transport.bodies.read(headers, receive) as body:
-                    await unless_gone(receive, self._respond(body, call, send))
+                await self._handle(headers, call, receive, send)
             except Problem as problem:
                 problem.dialect = dialect
                 self._ended(call, _end_of(problem))
@@ -174,6 +172,12 @@ class Endpoint(Generic[Message]):
             logger.warning("client stalled: no bytes read for %g s; closing the connection", stall_s)
             abort_of(scope)()
 
+    async def _handle(self, headers: Headers, call: HttpCall, receive: Receive, send: Send) -> None:
+        """Read the body and answer it. Raises: Problem if nothing was sent yet, ClientGone, Stalled."""
+        check_content(headers)
+        with await self.transport.bodies.read(headers, receive) as body:
+            await unless_gone(receive, self._respond(body, call, send))
+
     def _ended(self, call: HttpCall, end: RequestEnd) -> None:
         """Report the end of a call that did not become a request. The end of a request is reported elsewhere."""
         if call.reader.requests == 0:
@@ -182,7 +186,7 @@ class Endpoint(Generic[Message]):
     async def _respond(self, body: RequestBody, call: HttpCall, send: Send) -> None:
         """Parse the body and send the answer. Raises: Problem if nothing was sent yet, Stalled."""
         try:
-            message = await self._transport.parser.parse(self.message_type, body.parts)
+            message = await self.transport.parser.parse(self.message_type, body.parts)
             body.release()  # frees its memory, which may be large, before a long answer
             await self._reply(message, call, send)
         except (Problem, Stalled):
@@ -199,7 +203,7 @@ class Endpoint(Generic[Message]):
             reply = await self._answer(message, call)
             if ignored:
                 headers_sent[NOT_ACTED_UPON] = header_value(ignored)
-            await send_reply(reply, send, headers_sent, self._transport.stall_s, call.reader)
+            await send_reply(reply, send, headers_sent, self.transport.stall_s, call.reader)
         except BatonError as error:
             raise problem_of(error, names_of(message)) from error
 
@@ -240,6 +244,18 @@ class QueryEndpoint:
         except Problem as problem:
             reply = _refusal(problem, scope)
         await send_reply(reply, send, headers, self._stall_s)
+
+
+class PostOr:
+    """ASGI application of a path that has a POST and a GET."""
+
+    def __init__(self, post: ASGIApp, other: ASGIApp) -> None:
+        """Create the application. `other` answers all methods except POST."""
+        self._post = post
+        self._other = other
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self._post if scope["method"] == "POST" else self._other)(scope, receive, send)
 
 
 class UnknownPath:

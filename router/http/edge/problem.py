@@ -170,13 +170,13 @@ def check_content(headers: Mapping[str, str]) -> None:
     """
     coding = headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
-        raise _unsupported("content-encoding", coding, "send the body uncompressed")
+        raise unsupported_media_type("content-encoding", coding, "send the body uncompressed")
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in _BODY_TYPES and not media_type.endswith("+json"):
-        raise _unsupported("content-type", media_type, "send application/json")
+        raise unsupported_media_type("content-type", media_type, "send application/json")
 
 
-def _unsupported(field: str, value: str, remedy: str) -> Problem:
+def unsupported_media_type(field: str, value: str, remedy: str) -> Problem:
     message = f"{field}: {value[:100]} is not supported; {remedy}"
     return Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, field, "unsupported_media_type", ends_connection=True)
 

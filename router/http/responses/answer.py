@@ -9,9 +9,9 @@ from baton.router.http.dialects import Body
 from baton.router.http.edge.problem import Problem
 from baton.router.http.responses.bodies import ResponseRequest
 from baton.router.http.responses.items import Item
-from baton.router.http.responses.tools import FREE, FUNCTION, SHELL, free_input, mapped_tools, shell_action
+from baton.router.http.responses.tools import FREE, FUNCTION, SHELL, free_input, is_forced, mapped_tools, shell_action
 from baton.router.http.stream import PieceWriter, encoded_event
-from baton.router.types.response import AnswerId, ChoiceFinished, Delta, FinishReason, Started, Summary
+from baton.router.types.response import AnswerId, ChoiceFinished, Delta, FinishReason, Started, Summary, Usage
 from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought
 from baton.text.output.thoughts import OutputParser
 
@@ -50,6 +50,8 @@ class ResponseWriter(PieceWriter):
         self._keep = keep
         summarises = message.reasoning is not None and message.reasoning.summary is not None
         self._tools = {tool.function_name: tool for tool in mapped_tools(message)}
+        # Names of tools whose calls are their text itself, not JSON.
+        self._raw = {tool.name for tool in self._tools.values() if tool.grammar is not None and is_forced(message)}
         self._arguments = ""  # arguments of the last item, if it is a call
         self._parts = {"message": _TEXT, "reasoning": _SUMMARY if summarises else _REASONING}
         self._events = 0
@@ -82,13 +84,7 @@ class ResponseWriter(PieceWriter):
         return self.content(self._status) | {
             "completed_at": None if is_cut else self._completed,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "usage": {
-                "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-                "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": self._parser.thought_tokens},
-                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            },
+            "usage": response_usage(usage, self._parser.thought_tokens),
         }
 
     def content(self, status: str) -> dict[str, Any]:
@@ -190,7 +186,7 @@ class ResponseWriter(PieceWriter):
         """Set the complete arguments of a call. Free text is sent as one delta, since it was a text in JSON."""
         match item["type"]:
             case "custom_tool_call":
-                item["input"] = free_input(self._arguments)
+                item["input"] = self._arguments if item["name"] in self._raw else free_input(self._arguments)
                 yield self._event("response.custom_tool_call_input.delta", **self._place, delta=item["input"])
                 yield self._event("response.custom_tool_call_input.done", **self._place, input=item["input"])
             case "local_shell_call":
@@ -212,6 +208,17 @@ class ResponseWriter(PieceWriter):
         event = encoded_event(kind, sequence_number=self._events, **content)
         self._events += 1
         return event
+
+
+def response_usage(usage: Usage, thought_tokens: int) -> dict[str, Any]:
+    """Return the object `usage` of a response."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": thought_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
 
 
 _ITEM_IDS = {"message": str(AnswerId.MESSAGE), "reasoning": "rs_", FUNCTION: "fc_", FREE: "ctc_", SHELL: "lsh_"}

@@ -148,8 +148,17 @@ class ReasoningItem(EarlierItem):
     encrypted_content: str | None = harmless("reasoning is sent and received in content")
 
 
+class CompactionItem(EarlierItem):
+    """Summary that POST /v1/responses/compact returned."""
+
+    type: Literal["compaction", "compaction_summary"]
+    encrypted_content: str
+
+
 def _kind(item: Any) -> Any:
     kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    if kind == "compaction_summary":
+        return "compaction"
     return OWN if isinstance(kind, str) and kind in PROVIDER_ITEMS else kind
 
 
@@ -162,6 +171,7 @@ GivenItem = (
     | ShellCallItem
     | ShellOutputItem
     | ReasoningItem
+    | CompactionItem
 )
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
@@ -172,12 +182,13 @@ InputItem = Annotated[
     | Annotated[ShellCallItem, Tag("local_shell_call")]
     | Annotated[ShellOutputItem, Tag("local_shell_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[CompactionItem, Tag("compaction")]
     | ProviderItem,
     Discriminator(
         _kind,
         custom_error_type="unknown_kind",
         custom_error_message="must be an item whose type is message, function_call, function_call_output, "
-        "custom_tool_call, custom_tool_call_output, local_shell_call, local_shell_call_output or reasoning",
+        "custom_tool_call, custom_tool_call_output, local_shell_call, local_shell_call_output, reasoning or compaction",
     ),
 ]
 
@@ -199,12 +210,14 @@ class FlatTool(ToolUnserved):
 
 class ToolGrammar(Body):
     type: Literal["grammar"]
-    syntax: str
+    syntax: Literal["lark", "regex"]
     definition: str
 
 
 class FreeTool(ToolUnserved):
-    """Tool with free text as input. The model gets it as a function with one text, whose grammar is described."""
+    """Tool with free text as input. The model gets it as a function with one text, whose grammar is described. The
+    grammar is enforced if tool_choice names the tool.
+    """
 
     type: Literal["custom"]
     name: str
@@ -305,3 +318,12 @@ class ResponseRequest(ResponsesUnserved, OpenAIFields):
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
     metadata: Labels | None = Field(None, description="labels, which the response repeats")
+
+
+class CompactRequest(ResponseRequest):
+    """POST /v1/responses/compact. Fields of the answer's form have no effect on the summary."""
+
+    input: str | Annotated[list[InputItem], Field(fail_fast=True)] = Field(default_factory=list)
+    max_output_tokens: Count | None = Field(None, description="maximum length of the summary; default: 4096")
+
+    stream: Annotated[Any, Unserved("a compaction is returned complete", (False,))] = None

@@ -6,6 +6,7 @@ from typing import Any
 from baton.router.http.responses.bodies import (
     CallItem,
     CallOutputItem,
+    CompactionItem,
     ContentPart,
     CustomCallItem,
     CustomOutputItem,
@@ -15,6 +16,7 @@ from baton.router.http.responses.bodies import (
     ShellCallItem,
     ShellOutputItem,
 )
+from baton.router.http.responses.compaction import opened, summary_message
 from baton.router.http.responses.tools import CALLS, function_call
 from baton.router.types.response import AnswerId
 
@@ -63,6 +65,9 @@ def _item(given: GivenItem, name: str) -> Item:
             summary = [{"type": "summary_text", "text": each.text} for each in given.summary]
             thoughts = [{"type": "reasoning_text", "text": each.text} for each in given.content or ()]
             return {"type": given.type, "id": given.id or f"rs_{name}", "summary": summary, "content": thoughts}
+        case CompactionItem(encrypted_content=content):
+            opened(content)  # called to reject the items of other servers
+            return {"type": "compaction", "id": given.id or f"cmp_{name}", "encrypted_content": content}
 
 
 def _call_item(given: CallItem | CustomCallItem | ShellCallItem, name: str, content: Chat) -> Item:
@@ -98,6 +103,8 @@ def chat_messages(items: Sequence[Item]) -> Iterator[Chat]:
                 turn.setdefault("tool_calls", []).append({"id": item["call_id"], "function": function_call(item)})
             case "message" if is_assistants:
                 turn["content"] = _text(item)
+            case "compaction":
+                yield summary_message(item["encrypted_content"])
             case "message":
                 yield {"role": item["role"], "content": _text(item)}
             case _:

@@ -20,6 +20,7 @@ from baton.router.http.responses.items import Item
 MAX_RECORD_BYTES = 1 << 20
 """Maximum size of a conversation, in bytes: parsing its JSON blocks the event loop for some milliseconds."""
 _ITEM_BYTES = 200
+_LONG_FIELDS = ("arguments", "output", "name", "encrypted_content")
 _NO_ANSWER = "Redis, which stores the responses, does not answer"
 
 
@@ -131,7 +132,7 @@ class ResponseStore:
         if len(record) > 2 * MAX_RECORD_BYTES:
             return False
         try:
-            await self._records.put(_owner(tenant), kept.response["id"], record)
+            await self._records.put(owner_of(tenant), kept.response["id"], record)
         except RegistryUnavailable:
             return False
         return True
@@ -139,7 +140,7 @@ class ResponseStore:
     async def get(self, tenant: str, name: str, param: str | None = None) -> StoredResponse:
         """Return a response. `param`: body field with the id; None: the path has it. Raises: Problem (404, 503)."""
         try:
-            record = await self._records.get(_owner(tenant), name) if self.keeps else None
+            record = await self._records.get(owner_of(tenant), name) if self.keeps else None
         except RegistryUnavailable as error:
             raise retry_later(_NO_ANSWER, "responses_unavailable") from error
         if record is None:
@@ -149,7 +150,7 @@ class ResponseStore:
     async def delete(self, tenant: str, name: str) -> None:
         """Delete a response. Raises: Problem (404, 503)."""
         try:
-            was_there = self.keeps and await self._records.delete(_owner(tenant), name)
+            was_there = self.keeps and await self._records.delete(owner_of(tenant), name)
         except RegistryUnavailable as error:
             raise retry_later(_NO_ANSWER, "responses_unavailable") from error
         if not was_there:
@@ -174,10 +175,12 @@ class ResponseStore:
 def _text_bytes(item: Item) -> int:
     """Return the approximate size of an item's JSON, in bytes."""
     parts = [*item.get("content", ()), *item.get("summary", ())]
-    texts = [part["text"] for part in parts] + [item.get(name, "") for name in ("arguments", "output", "name")]
+    texts = [part["text"] for part in parts] + [
+        item.get(name, "") for name in ("arguments", "output", "name", "encrypted_content")
+    ]
     return _ITEM_BYTES + sum(len(text.encode(errors="replace")) for text in texts)
 
 
-def _owner(tenant: str) -> str:
+def owner_of(tenant: str) -> str:
     """Return the owner of a tenant's records: a digest of the tenant, as 32 hexadecimal digits."""
     return hashlib.sha256(tenant.encode()).hexdigest()[:32]

@@ -10,8 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.router.http.chat_body import ChatPart, function_tool
-from baton.router.http.responses.bodies import FlatTool, FreeTool, Namespace, ResponseRequest, ShellTool, ToolGrammar
+from baton.router.http.responses.bodies import (
+    FlatNamedTool,
+    FlatTool,
+    FreeTool,
+    Namespace,
+    ResponseRequest,
+    ShellTool,
+    ToolGrammar,
+)
 from baton.text.output.tool_calls import arguments_object
+from baton.text.structured.output import StructuredKind, StructuredOutput
 
 FUNCTION, FREE, SHELL = "function_call", "custom_tool_call", "local_shell_call"
 """Types of items that are calls."""
@@ -46,6 +55,7 @@ class MappedTool:
     namespace: str | None
     field: str
     function: ChatPart
+    grammar: StructuredOutput | None = None
 
     @property
     def function_name(self) -> str:
@@ -79,7 +89,7 @@ def _mapped(tools: Sequence[object], field: str = "tools", namespace: str | None
             case FreeTool():
                 name = function_name(tool.name, namespace)
                 made = function_tool(name, _described(tool), _FREE_SCHEMA, None)
-                yield MappedTool(FREE, tool.name, namespace, path, made)
+                yield MappedTool(FREE, tool.name, namespace, path, made, _grammar(tool))
             case ShellTool():
                 made = function_tool(SHELL_NAME, "Run a command on the user's machine.", _SHELL_SCHEMA, None)
                 yield MappedTool(SHELL, SHELL_NAME, namespace, path, made)
@@ -93,6 +103,25 @@ def _described(tool: FreeTool) -> str | None:
         return tool.description
     grammar = f"`{_INPUT}` must follow this grammar ({tool.format.syntax}):\n{tool.format.definition}"
     return grammar if not tool.description else f"{tool.description}\n\n{grammar}"
+
+
+_KINDS = {"lark": StructuredKind.GRAMMAR, "regex": StructuredKind.REGEX}
+
+
+def _grammar(tool: FreeTool) -> StructuredOutput | None:
+    form = tool.format
+    return StructuredOutput(_KINDS[form.syntax], form.definition) if isinstance(form, ToolGrammar) else None
+
+
+def tool_grammars(message: ResponseRequest) -> dict[str, StructuredOutput]:
+    """Return the grammars of a request's tools with free text, by name of the function."""
+    return {tool.function_name: tool.grammar for tool in mapped_tools(message) if tool.grammar is not None}
+
+
+def is_forced(message: ResponseRequest) -> bool:
+    """Return whether the model must call a tool. The text of a tool with a grammar is then the answer itself."""
+    choice = message.tool_choice
+    return choice == "required" or isinstance(choice, FlatNamedTool) or getattr(choice, "mode", "auto") == "required"
 
 
 def free_input(arguments: str) -> str:

@@ -14,7 +14,7 @@ from baton.router.http.edge.endpoint import Endpoint, QueryEndpoint
 from baton.router.http.edge.problem import Problem
 from baton.router.http.ollama.bodies import OLLAMA_MESSAGES
 from baton.router.http.parse import parse
-from baton.router.http.responses.bodies import ResponseRequest
+from baton.router.http.responses.bodies import CompactRequest, ResponseRequest
 from baton.router.http.vectors.bodies import VECTOR_MESSAGES
 from tests.fixtures.bodies import Place, examples, fields_of, models_of, objects, unserved
 from tests.fixtures.routes import ROUTES
@@ -53,7 +53,14 @@ def test_every_model_of_every_route_forbids_what_it_does_not_declare() -> None:
 
 
 def test_large_bodies_of_every_route_are_parsed_by_the_same_models() -> None:
-    bodies = {*messages.MESSAGES, *ANTHROPIC_MESSAGES, *OLLAMA_MESSAGES, *VECTOR_MESSAGES, ResponseRequest}
+    bodies = {
+        *messages.MESSAGES,
+        *ANTHROPIC_MESSAGES,
+        *OLLAMA_MESSAGES,
+        *VECTOR_MESSAGES,
+        ResponseRequest,
+        CompactRequest,
+    }
     assert bodies == set(MESSAGES.values())
 
 

@@ -1,6 +1,6 @@
 """Parser of batch files: each line gives a request, or the reason why the line is invalid."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -10,9 +10,11 @@ from pydantic_core import from_json
 from baton.router.http.parse import place_of
 
 CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RESPONSES = "/v1/responses"
 URLS = (CHAT, COMPLETION, EMBEDDING)
+"""URLs of lines for `baton batch`."""
 NAMES = ("custom_id", "method", "url", "body")
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 
 
 class LineRefused(Exception):
@@ -39,8 +41,8 @@ class BatchRequest:
 
 def read_lines(content: bytes) -> list[BatchRequest]:
     """Return a request per non-empty line. An invalid one has a `fault`; one without a unique id is named `line-N`."""
-    texts = enumerate(content.removeprefix(_BOM).split(b"\n"), start=1)
-    read = [(number, *_read(text, number)) for number, text in texts if text.strip()]
+    texts = enumerate(content.removeprefix(BOM).split(b"\n"), start=1)
+    read = [(number, *read_line(text, number, URLS)) for number, text in texts if text.strip()]
     given = {custom_id for _, custom_id, _ in read if custom_id is not None}
     seen: set[str] = set()
     requests = []
@@ -61,8 +63,8 @@ def _line_names(number: int) -> Iterator[str]:
         name += "'"
 
 
-def _read(text: bytes, number: int) -> tuple[str | None, BatchRequest]:
-    """Return the `custom_id` of a line (None if it has none) and the request of the line."""
+def read_line(text: bytes, number: int, urls: Sequence[str]) -> tuple[str | None, BatchRequest]:
+    """Return the `custom_id` of a line (None if it has none) and its request, whose URL must be one of `urls`."""
     try:
         line = from_json(text)
     except ValueError as error:
@@ -73,12 +75,12 @@ def _read(text: bytes, number: int) -> tuple[str | None, BatchRequest]:
     try:
         if not isinstance(custom_id, str | None):
             raise LineRefused("custom_id: must be a string", "custom_id")
-        return custom_id, _request(line)
+        return custom_id, _request(line, urls)
     except LineRefused as fault:
         return custom_id if isinstance(custom_id, str) else None, BatchRequest("", fault=fault)
 
 
-def _request(line: dict[str, Any]) -> BatchRequest:
+def _request(line: dict[str, Any], urls: Sequence[str]) -> BatchRequest:
     """Return the request in a line's fields. Raises: LineRefused."""
     method, url = line.pop("method", "POST"), line.pop("url", None)
     body = line.pop("body", None)
@@ -94,7 +96,11 @@ def _request(line: dict[str, Any]) -> BatchRequest:
     if method != "POST":
         raise LineRefused(f"method: is {method!r}, must be POST", "method")
     if url is None:
-        url = CHAT if "messages" in body else EMBEDDING if "input" in body else COMPLETION
-    if url not in URLS:
-        raise LineRefused(f"url: {url!r} is not supported; use {' or '.join(URLS)}", "url")
+        url = urls[0] if len(urls) == 1 else _url_for(body)
+    if url not in urls:
+        raise LineRefused(f"url: {url!r} is not supported; use {' or '.join(urls)}", "url")
     return BatchRequest("", url, body)
+
+
+def _url_for(body: Mapping[str, Any]) -> str:
+    return CHAT if "messages" in body else EMBEDDING if "input" in body else COMPLETION

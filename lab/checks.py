@@ -89,6 +89,7 @@ def all_checks() -> list[list[Check]]:
         [
             # Unit tests get one process more than cores, since they leave cores idle while they wait.
             Check("simulation", ["baton.cli", "simulate", "--seeds", SEEDS]),
+            Check("protocol", ["baton.lab.protocol", "full"]),
             Check(
                 "unit tests", ["pytest", "--numprocesses", str(cores + 1), *BY_FILE, SLOWEST, "--ignore", END_TO_END]
             ),

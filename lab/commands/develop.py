@@ -25,7 +25,9 @@ def test(
 PLANTS = (
     "announced-once",
     "best-by-sum",
+    "doubled-adoption",
     "dropped-pin",
+    "early-confirm",
     "kept-draft",
     "kept-unconfirmed",
     "off-by-one-offset",
@@ -54,8 +56,9 @@ def simulate(
 ) -> None:
     """Simulate routers, workers and clients in virtual time, with faults, and check their invariants.
 
-    A seed decides everything: when messages arrive, which process runs next, what breaks. Exits with 1 if an invariant
-    was violated, and names the seed that reproduces it.
+    Every event is also checked against the specification of the hand-over (`lab/protocol`). A seed decides everything:
+    when messages arrive, which process runs next, what breaks. Exits with 1 if an invariant was violated or an event
+    refused, and names the seed that reproduces it.
     """
     from baton.lab.simulation.campaign import Clock, SeedCampaign, Tally, run
 

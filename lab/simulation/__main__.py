@@ -19,7 +19,7 @@ TELL_EVERY_S = 1.0
 
 
 def main() -> int:
-    """Run the seeds; return 1 if an invariant was violated."""
+    """Run the seeds; return 1 if an invariant was violated or an event refused."""
     arguments = _parser().parse_args()
     options = WorldOptions(arguments.requests, arguments.faults)
     show = _show if arguments.trace else None
@@ -29,7 +29,7 @@ def main() -> int:
     with planted(arguments.plant):
         for seed in range(arguments.first, arguments.first + arguments.count * arguments.stride, arguments.stride):
             result = run_seed(seed, options, show)
-            if result.violation is not None:
+            if result.found is not None:
                 _tell_violation(result)
                 violated = True
                 if not arguments.go_on:
@@ -47,7 +47,7 @@ def _tell_violation(result: WorldResult) -> None:
     last = [] if result.trace is None else list(result.trace.last)
     faults = [str(fault) for fault in result.faults]
     digest = "" if result.trace is None else result.trace.digest
-    line = {"seed": result.seed, "violation": result.violation, "faults": faults, "last": last, "digest": digest}
+    line = {"seed": result.seed, "violation": result.found, "faults": faults, "last": last, "digest": digest}
     _tell(line)
 
 

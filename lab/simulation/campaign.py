@@ -102,7 +102,7 @@ class SeedCampaign:
 
 @dataclass(frozen=True, slots=True)
 class FoundViolation:
-    """Seed with a violated invariant."""
+    """Seed with a violated invariant or a refused event."""
 
     seed: int
     violation: str

@@ -11,6 +11,8 @@ from baton.client import AsyncBatonClient
 from baton.client.errors import BatonClientError
 from baton.client.requests import GenerateOptions
 from baton.client.types import Delta, Event, Finished, FinishReason
+from baton.lab.protocol.state import ClientPhase
+from baton.lab.protocol.trace_check import TraceCheck
 from baton.lab.simulation.host import detokenizer, text_of
 from baton.lab.simulation.model import ExpectedAnswer, ModelRequest, expected_answer
 from baton.text.stop_strings import StopFilter
@@ -131,12 +133,20 @@ class SimulatedHistory:
     longest_gap_s: float = 0.0  # longest time between two tokens
 
 
-async def ask(clients: Sequence[AsyncBatonClient], history: SimulatedHistory) -> None:
-    """Send the request to the first router that accepts it, and read its answer to the end."""
+_PHASES = {
+    RequestEnding.ANSWERED: ClientPhase.ANSWERED,
+    RequestEnding.CANCELLED: ClientPhase.LEFT,
+    RequestEnding.FAILED: ClientPhase.FAILED,
+}
+
+
+async def ask(clients: Sequence[AsyncBatonClient], history: SimulatedHistory, check: TraceCheck) -> None:
+    """Send the request to the first router that accepts it, and read its answer to the end. `check` follows it."""
     loop = asyncio.get_running_loop()
     history.begun_s = loop.time()
     request = history.request
-    client = clients[request.number % len(clients)]
+    client, request_id = clients[request.number % len(clients)], request.options["request_id"]
+    check.asked_by_client(request_id, request.made, in_order=not request.best_of)
     try:
         async with asyncio.timeout(request.cancel_after_s):
             last_s = None
@@ -144,6 +154,7 @@ async def ask(clients: Sequence[AsyncBatonClient], history: SimulatedHistory) ->
                 async for event in events:
                     history.events.append(event)
                     if isinstance(event, Delta):
+                        check.delivered(request_id, event.index, event.offset, len(event.token_ids))
                         now = loop.time()
                         history.longest_gap_s = max(history.longest_gap_s, now - (now if last_s is None else last_s))
                         last_s = now
@@ -157,6 +168,7 @@ async def ask(clients: Sequence[AsyncBatonClient], history: SimulatedHistory) ->
             error.message,
         )
     history.ended_s = loop.time()
+    check.ended(request_id, _PHASES[history.end])
 
 
 def wrong_answer(history: SimulatedHistory) -> str | None:

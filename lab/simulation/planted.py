@@ -19,6 +19,7 @@ from baton.kvtransfer.tier.store import TierStore
 from baton.lab.simulation.network.calls import current_process
 from baton.process.registry.membership import Registration
 from baton.router.fleet import wire as link_wire
+from baton.router.fleet.fleet import WorkerLinks
 from baton.router.request.answer import BestOf
 from baton.worker.at_rest.sums import KnownSums
 from baton.worker.tier.writer import Blocks, TierWriter
@@ -34,6 +35,32 @@ def dropped_pin() -> AbstractContextManager[Any]:
         self.end(prompt)
 
     return patch.object(RunningBatch, "pin", pin)
+
+
+def early_confirm() -> AbstractContextManager[Any]:
+    """Plant: confirm a copy when its last blocks are offered, before they are copied."""
+    copy_new, real, verdicts = TransferReader._copy_new, TransferReader._confirm, dict[bytes, bool]()
+
+    async def copy(self: TransferReader, peer: Any, transfer_id: bytes, *more: Any) -> None:
+        if more[-1].HasField("end"):
+            verdicts[transfer_id] = await real(self, peer, transfer_id)
+        await copy_new(self, peer, transfer_id, *more)
+
+    async def confirm(self: TransferReader, peer: Any, transfer_id: bytes) -> bool:
+        return verdicts.pop(transfer_id)
+
+    return patch.multiple(TransferReader, _copy_new=copy, _confirm=confirm)
+
+
+def doubled_adoption() -> AbstractContextManager[Any]:
+    """Plant: send the command to adopt an answer twice."""
+    real = WorkerLinks.adopt
+
+    def adopt(self: WorkerLinks, *what: Any) -> None:
+        real(self, *what)
+        real(self, *what)
+
+    return patch.object(WorkerLinks, "adopt", adopt)
 
 
 def reused_transfer_id() -> AbstractContextManager[Any]:
@@ -162,7 +189,9 @@ def unseen_change() -> AbstractContextManager[Any]:
 
 
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "doubled-adoption": doubled_adoption,
     "dropped-pin": dropped_pin,
+    "early-confirm": early_confirm,
     "reused-transfer-id": reused_transfer_id,
     "off-by-one-offset": off_by_one_offset,
     "unseen-flip": unseen_flip,

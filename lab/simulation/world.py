@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from baton.client import AsyncBatonClient
 from baton.client.retry import RetryPolicy
 from baton.engine.scheduler.drafts import PerSequenceDrafter
+from baton.lab.protocol.trace_check import TraceCheck
 from baton.lab.simulation.client import SimulatedHistory, SimulatedRequest, ask, draw_requests
 from baton.lab.simulation.drafts import SometimesRight
 from baton.lab.simulation.faults import (
@@ -42,6 +43,7 @@ from baton.lab.simulation.network.calls import Internet
 from baton.lab.simulation.network.links import Network
 from baton.lab.simulation.network.loop import CURRENT, OutOfTurns, SimulatedLoop, SimulatedProcess, spawn
 from baton.lab.simulation.processes import Factory, SimulatedMachine, WorkerShape, worker_record
+from baton.lab.simulation.recorder import recording
 from baton.lab.simulation.redis import SimulatedRedis
 from baton.lab.simulation.seams import installed
 from baton.process.registry.worker_record import WorkerRole
@@ -124,6 +126,7 @@ class WorldOptions:
 class WorldResult:
     seed: int
     violation: str | None = None
+    refusal: str | None = None  # event that the specification of the protocol does not allow
     histories: list[SimulatedHistory] = field(default_factory=list)
     faults: list[SimulatedFault] = field(default_factory=list)
     resumed: int = 0  # number of Resume calls from clients
@@ -131,6 +134,12 @@ class WorldResult:
     callbacks: int = 0
     trace: Trace | None = None
     exercised: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def found(self) -> str | None:
+        """Description of all that is wrong; None if nothing is."""
+        refused = None if self.refusal is None else f"refused by the specification: {self.refusal}"
+        return "; ".join(filter(None, (self.violation, refused))) or None
 
 
 def draw_tier(draw: random.Random, kinds: Sequence[SimulatedFaultKind]) -> TierShape | None:
@@ -199,6 +208,7 @@ class World:
         self.drafter = SometimesRight(random.Random(draw.random()), self.requests, self.shape.right_drafts or 0.0)
         self.injector = Injector(self)
         self.exercised: Counter[str] = Counter()
+        self.trace_check = TraceCheck()
 
     @property
     def workers(self) -> list[SimulatedMachine]:
@@ -285,7 +295,7 @@ def _run(world: World, seed: int) -> WorldResult:
         PerSequenceDrafter(lambda: world.drafter),
         world.stalled,
     )
-    with _logging_to(world), surroundings, counting(world.exercised):
+    with _logging_to(world), surroundings, counting(world.exercised), recording(world.trace_check):
         try:
             world.loop.run_until_complete(live(world, result))
             if error_logs := unexpected_error_logs(world):
@@ -294,6 +304,10 @@ def _run(world: World, seed: int) -> WorldResult:
             result.violation = "; ".join((str(violation), *world.trace.error_logs[:1]))
         except OutOfTurns as error:
             result.violation = f"unbounded: {error}"
+        result.refusal = world.trace_check.refusal
+        if result.violation is None and result.refusal is None:
+            result.refusal = world.trace_check.left_over()
+    world.exercised["steps that the specification allowed"] += world.trace_check.steps
     count_at_end(world, world.exercised)
     world.exercised["innocents held for deadly"] += sum(each.cause == "POISON" for each in result.histories)
     result.resumed = world.internet.made["Resume"]
@@ -325,7 +339,7 @@ def _ask_later(
     async def later() -> None:
         await asyncio.sleep(request.at_s)
         world.trace.note("client", f"request {request.number}: {request}")
-        await ask(clients, history)
+        await ask(clients, history, world.trace_check)
         world.trace.note("client", f"request {request.number}: {history.end} {history.cause}")
 
     return spawn(world.loop, world.clients, later(), f"request {request.number}")

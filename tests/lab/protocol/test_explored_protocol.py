@@ -1,0 +1,98 @@
+"""The specification of the hand-over, explored exhaustively, and mutants of its participants, which are refused."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from baton.lab.protocol import participants
+from baton.lab.protocol.cluster import Cluster
+from baton.lab.protocol.explorer import RequestGraph, Violated
+from baton.lab.protocol.participants import MoveKind, Shape, Step
+from baton.lab.protocol.state import AnswerPhase, CopyPhase, SpecAttempt, SpecRequest
+
+ONE_OF_EACH = Shape(routers=1, prefill=1, decode=1, deaths=1)
+
+
+def explore(shape: Shape) -> Cluster:
+    cluster = Cluster(RequestGraph(shape))
+    cluster.explore()
+    return cluster
+
+
+def test_two_of_each_process_with_one_death_answer_both_requests() -> None:
+    explored = explore(Shape(deaths=1, blocks=1)).explored
+    assert set(explored.ends) == {"answered and answered", "answered and left", "left and left"}
+    assert explored.states > 100_000
+
+
+def test_two_deaths_cost_fewer_attempts_than_routers_make() -> None:
+    assert explore(replace(ONE_OF_EACH, deaths=2, blocks=1)).explored.most_attempts == 5
+
+
+def test_two_blocks_and_three_tokens_answer_both_requests() -> None:
+    assert "answered and answered" in explore(replace(ONE_OF_EACH, tokens=3)).explored.ends
+
+
+def test_copies_are_torn_and_no_answer_starts_from_one() -> None:
+    attempts = [attempt for request in RequestGraph(ONE_OF_EACH).states for attempt in request.attempts]
+    assert any(attempt.copy is CopyPhase.TORN for attempt in attempts)
+    assert any(attempt.sound < attempt.landed for attempt in attempts)
+    valid = [attempt for attempt in attempts if attempt.answer is AnswerPhase.VALID]
+    assert valid and all(attempt.sound == attempt.landed for attempt in valid)
+
+
+def confirms_early(attempt: SpecAttempt, shape: Shape) -> bool:
+    return attempt.first and attempt.copy is not CopyPhase.NONE
+
+
+def offered_blocks(attempt: SpecAttempt) -> int:
+    return attempt.offered
+
+
+def first_tokens(request: SpecRequest, stream: int) -> int:
+    return 0
+
+
+def adopts_anything(old: SpecAttempt) -> bool:
+    return True
+
+
+def never(attempt: SpecAttempt) -> bool:
+    return False
+
+
+def always(attempt: SpecAttempt) -> bool:
+    return attempt.offered > 0
+
+
+@pytest.mark.parametrize(
+    "rule, mutant, refusal",
+    [
+        ("may_confirm", confirms_early, "the copy is confirmed while it runs"),
+        ("frees_unread", always, "pinned blocks are released"),
+        ("can_adopt", adopts_anything, "an answer is adopted that ended, or that another attempt has"),
+        ("kept_blocks", offered_blocks, "blocks are kept that the source has not confirmed"),
+        ("waits_for_copy", never, "blocks are released while a copy into them runs"),
+        ("carried_tokens", first_tokens, "the prompt does not end at the last released token"),
+    ],
+)
+def test_mutant_of_a_participant_is_refused(
+    monkeypatch: pytest.MonkeyPatch, rule: str, mutant: object, refusal: str
+) -> None:
+    monkeypatch.setattr(participants, rule, mutant)
+    with pytest.raises(Violated, match=refusal):
+        explore(ONE_OF_EACH)
+
+
+def test_blocks_that_no_cancel_and_no_lease_releases_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = participants._of_ends
+
+    def without_leases(index: int, attempt: SpecAttempt) -> Iterator[Step]:
+        for name, kind, change in real(index, attempt):
+            if kind is not MoveKind.STEP or not name.startswith(("prefill drops", "the lease")):
+                yield name, kind, change
+
+    monkeypatch.setattr(participants, "_of_ends", without_leases)
+    with pytest.raises(Violated, match="a run stops although a request has not ended"):
+        explore(ONE_OF_EACH)

@@ -110,7 +110,7 @@ class HttpServer:
             self._close_listening(listening)
         self._shared.clear()
         for connection in list(self._state.connections):
-            if connection.cycle is not None:
+            if isinstance(connection, HttpConnection) and connection.cycle is not None:
                 connection.shutdown()
 
     def _close_listening(self, listening: socket.socket) -> None:

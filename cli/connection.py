@@ -1,6 +1,7 @@
 """Connections of commands: addresses, credentials, and advice for failed calls."""
 
 import os
+import socket
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ from baton.process.security.tls import open_async_channel
 API_KEY_VARIABLE = "BATON_API_KEY"
 TLS_CA_VARIABLE = "BATON_TLS_CA"
 Answer = TypeVar("Answer")
+_CONNECT_S = 1.0
 
 
 class Credentials(TypedDict):
@@ -86,8 +88,20 @@ def for_people(error: BatonClientError, target: str, begun: bool = False) -> Bat
 
 
 def open_admin(target: str, timeout_s: float = 5.0) -> AdminClient:
-    """Return a client for an admin port, which does not retry. Raises: ConfigError."""
+    """Return a client for an admin port, which does not retry: of several, comma-separated ones, the first that accepts
+    a connection. Raises: ConfigError.
+    """
+    target = next(filter(_is_open, target.split(",")), target) if "," in target else target
     return AdminClient(target, retry=RetryPolicy(attempts=1), timeout_s=timeout_s, api_key=admin_key(target))
+
+
+def _is_open(target: str) -> bool:
+    host, _, port = target.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager

@@ -198,7 +198,8 @@ KV_MEMORY_NOTE = "Default here: a share of the machine's memory."
 
 
 def admin_target_of(target: str) -> str:
-    """Return each target's admin address: the recorded one of a service on this machine, else the target's port + 1.
+    """Return each target's admin addresses: those of all routers of a service on this machine, by its record, else the
+    target's port + 1.
 
     `host:50051` -> `host:50052`.
     """
@@ -206,7 +207,7 @@ def admin_target_of(target: str) -> str:
     from baton.launch.run_record import running_services
 
     running = running_services(RUNTIME)
-    known = {target: admin for each in running for target, admin in zip(each.targets, each.admin_targets, strict=True)}
+    known = {target: ",".join(each.admin_targets) for each in running for target in each.targets}
     admins = []
     for each in target.split(","):
         host, _, port = each.strip().rpartition(":")

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,13 @@ from baton.launch.devices import Machine, inspect_machine, plan_cores
 from baton.launch.log_files import LogFile, TeeWriter, begin_logs
 from baton.launch.model_source import ModelSource, find_adapters, find_model, has_chat_template
 from baton.launch.paths import ROOT, RUNTIME
-from baton.launch.ports import LOOPBACK, check_ports, choose_http_ports, claimed, is_free
+from baton.launch.ports import LOOPBACK, RouterPorts, check_ports, claimed, is_free, plan_ports, reserved
 from baton.launch.process_plan import (
     RedisSource,
-    RouterPorts,
     ServiceLayout,
     choose_redis,
     plan_processes,
+    public_addresses,
     router_addresses,
 )
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage, form_for
@@ -52,7 +53,6 @@ from baton.process.config import (
     check_variables,
     read_config,
 )
-from baton.process.registry.redis_server import free_port, free_ports
 from baton.process.security.cluster_secret import ClusterSecret, new_secret
 from baton.process.serving.signals import answer_quit, handle_hangup
 from baton.router.config import RouterConfig, too_open
@@ -73,11 +73,12 @@ def ready_lines(layout: ServiceLayout, command: str, default_target: str, chats:
         f"  gRPC      {layout.target}   (baton.v1.BatonService)",
         f"  admin     {admin}",
     ]
-    for number, ports in enumerate(layout.ports[1:], 2):
-        lines.append(f"  router {number}  {host}:{ports.public}, HTTP {ports.http}, admin {LOOPBACK}:{ports.admin}")
+    if len(layout.ports) > 1:
+        lines[-1] = f"  admin     {', '.join(layout.admin_targets)}   ({len(layout.ports)} routers)"
+        lines.append(f"  metrics   {', '.join(f'{host}:{each.metrics}' for each in layout.ports)}")
     elsewhere = "" if layout.target == default_target else f" --target {layout.target}"
     question = "chat 'What is a block table?'" if chats else "generate 'Once upon a time' --max-tokens 32"
-    found = elsewhere if admin == admin_target_of(layout.target) else f" --admin {admin}"
+    found = elsewhere if admin == admin_target_of(layout.target).split(",")[0] else f" --admin {admin}"
     return [
         *lines,
         f"  try       {_variables(layout)}{command} {question}{elsewhere}",
@@ -125,15 +126,15 @@ def run_up(options: UpOptions) -> int:
     surroundings = read_config(InheritedSettings, ())
     for warning in check_variables(surroundings, options.strict_env):
         print(f"baton: {warning}", file=sys.stderr)
-    ports = _router_ports(options)
+    machine = inspect_machine(options.device)
+    ports = _router_ports(options, machine)
     addresses = router_addresses(options.host, ports)
     check_ports(addresses, surroundings.connects_to)
     source = find_model(options.model, ROOT, RUNTIME).called(options.model_name)
-    machine = inspect_machine(options.device)
     collector = chosen_collector(options.trace_file)
     prefill, decode = _worker_counts(options, machine, source.folder)
-    cores = plan_cores(machine.cores, prefill, decode)
-    redis = choose_redis(surroundings.redis_url, cores.router, {number for each in ports for number in each})
+    cores = plan_cores(machine.cores, prefill, decode, len(ports))
+    redis = choose_redis(surroundings.redis_url, cores.router, {address.port for address in addresses})
     port = ports[0].public
     shared = {
         "model": source.folder,
@@ -166,7 +167,8 @@ def run_up(options: UpOptions) -> int:
     specs = plan_processes(layout, os.environ, OWN_OPTIONS)
     if any(getattr(options, name) != getattr(UpOptions(), name) for name in SIZE_OPTIONS):
         check_sizes(layout)
-    with claimed(address.port for address in addresses):
+    public = public_addresses(options.host, ports) if len(ports) > 1 else []
+    with claimed(address.port for address in addresses), reserved(public):
         logs = _record_run(layout, specs, RUNTIME)
         return asyncio.run(_Up(layout, source, redis, specs, options.startup_timeout, logs).run())
 
@@ -269,10 +271,10 @@ def _record_run(layout: ServiceLayout, specs: Sequence[ProcessSpec], runtime: Pa
         record = RunRecord(
             pid=os.getpid(),
             admin_targets=layout.admin_targets,
-            http_targets=tuple(f"{host}:{each.http}" for each in layout.ports),
+            http_targets=(f"{host}:{layout.ports[0].http}",),
             log_folder=str(logs),
             trace_file=str(layout.router["trace_file"]),
-            targets=tuple(f"{host}:{each.public}" for each in layout.ports),
+            targets=(layout.target,),
             flags=flags,
             variables=shown_variables(os.environ),
         )
@@ -283,20 +285,15 @@ def _record_run(layout: ServiceLayout, specs: Sequence[ProcessSpec], runtime: Pa
     return logs
 
 
-def _router_ports(options: UpOptions) -> tuple[RouterPorts, ...]:
-    """Choose the ports of each router: consecutive ports after the first router's, or free ports if --port is 0."""
-    port, more = options.port or free_port(), options.routers - 1
-    admin = free_port({port}) if options.admin_port == 0 else options.admin_port or port + 1
-    if options.port == 0:
-        others = free_ports(2 * more, {admin})
-    else:
-        first = max(port, admin) + 1
-        others = tuple(range(first, first + 2 * more))
-    grpc = (port, admin, *others)
-    http = choose_http_ports(
-        options.http_port, options.routers, set(grpc), lambda number: is_free(options.host, number)
+def _router_ports(options: UpOptions, machine: Machine) -> tuple[RouterPorts, ...]:
+    workers = machine.worker_counts(options.prefill_workers, options.decode, options.tensor_parallel)
+    return plan_ports(
+        options.routers or machine.router_count(sum(workers)),
+        options.port,
+        options.admin_port,
+        options.http_port,
+        lambda number: is_free(options.host, number),
     )
-    return tuple(map(RouterPorts, grpc[::2], grpc[1::2], http))
 
 
 class _Up:
@@ -361,12 +358,7 @@ class _Up:
         loop = asyncio.get_running_loop()
         started = loop.time()
         ended = asyncio.create_task(self._ended.wait())
-        serving = asyncio.create_task(
-            # The admin port reports the same health as the public one, without TLS.
-            wait_until_serving(
-                self._admin_target, self._startup_timeout_s, self._say, self._explain, run_id=self._layout.run_id
-            )
-        )
+        serving = asyncio.create_task(self._until_serving())
         try:
             waited: set[asyncio.Future[Any]] = {ended, serving, supervisor.failure}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -382,6 +374,18 @@ class _Up:
         finally:
             for task in (ended, serving):
                 task.cancel()
+
+    async def _until_serving(self) -> None:
+        """Wait until every router serves. Raises: NotReady."""
+        for ports in self._layout.ports:
+            # The admin port reports the same health as the public one, without TLS.
+            await wait_until_serving(
+                f"{LOOPBACK}:{ports.admin}",
+                self._startup_timeout_s,
+                self._say,
+                partial(self._explain, ports.admin),
+                run_id=self._layout.run_id,
+            )
 
     def _handle_signals(self, supervisor: Supervisor) -> None:
         def on_signal() -> None:
@@ -404,19 +408,15 @@ class _Up:
         """Return a writer to a process's log file; it discards the text if no files can be written."""
         return TeeWriter(*([] if self._logs is None else [LogFile(self._logs / f"{name}.log", self._say)]))
 
-    async def _explain(self) -> str:
-        """Return a text that says what the startup still waits for."""
+    async def _explain(self, admin_port: int) -> str:
+        """Return a text that says what the startup of a router still waits for."""
         once = RetryPolicy(attempts=1)
-        api_key = self._secret.admin_token(self._layout.ports[0].admin)
-        async with AsyncAdminClient(self._admin_target, retry=once, api_key=api_key) as admin:
+        api_key = self._secret.admin_token(admin_port)
+        async with AsyncAdminClient(f"{LOOPBACK}:{admin_port}", retry=once, api_key=api_key) as admin:
             try:
                 return waiting_for(self._workers, await admin.status(timeout_s=STATUS_TIMEOUT_S))
             except BatonClientError:
                 return "the router does not answer yet"
-
-    @property
-    def _admin_target(self) -> str:
-        return self._layout.admin_targets[0]
 
     def _announce(self) -> None:
         layout = self._layout

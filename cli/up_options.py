@@ -9,7 +9,7 @@ import typer
 
 from baton.cli.options import KV_MEMORY_NOTE, Adapters, ModelFolder, of_field
 from baton.decode_worker.config import DecodeConfig
-from baton.launch.devices import DeviceChoice
+from baton.launch.devices import CORES_PER_ROUTER, CPU_WORKERS_PER_ROUTER, MAX_ROUTERS, DeviceChoice
 from baton.router.config import RouterConfig
 from baton.worker.config import WorkerConfig
 
@@ -65,14 +65,15 @@ class UpOptions:
     ] = False
     tensor_parallel: int = of_field(WorkerConfig, "tensor_parallel")
     routers: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1,
-            max=16,
-            help="Number of routers, which share their state; the second listens two ports after the first. "
-            "Clients may name several: --target 127.0.0.1:50051,127.0.0.1:50053.",
+            max=MAX_ROUTERS,
+            help="Number of routers, which share --port, --http-port and their state; default: one for each GPU "
+            f"worker or every {CPU_WORKERS_PER_ROUTER} CPU workers, at most one for every {CORES_PER_ROUTER} cores, at "
+            "least 1.",
         ),
-    ] = 1
+    ] = None
     planner: str = of_field(RouterConfig, "planner")
     placement: str = of_field(RouterConfig, "placement")
     ttft_slo_ms: float = of_field(RouterConfig, "ttft_slo_ms")
@@ -97,10 +98,14 @@ class UpOptions:
         RouterConfig,
         "http_port",
         default=None,
-        note="Default: 8000, or a free port if 8000 is in use. Further routers use the following ports.",
+        note="Default: 8000, or a free port if 8000 is in use. With several routers, the following ports are those of "
+        "each router alone, for its metrics.",
     )
     admin_port: int | None = of_field(
-        RouterConfig, "admin_port", default=None, note="On loopback; default here: --port plus 1."
+        RouterConfig,
+        "admin_port",
+        default=None,
+        note="On loopback; default here: --port plus 1. Further routers use the following ports.",
     )
     api_keys: Path | None = of_field(RouterConfig, "api_keys", exists=True, dir_okay=False)
     insecure: bool = of_field(RouterConfig, "insecure", "--insecure")

@@ -20,7 +20,8 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 # The ping interval must exceed 10 s, the server's minimum. Pings detect a hanging router; the client then resumes its
 # streams at another router. `min_reconnect_backoff` is the timeout of a connection attempt, 4 s. Refused connections
-# are retried soon, so that the client's retries find a server that has just started.
+# are retried soon, so that the client's retries find a server that has just started. Each channel has a connection of
+# its own: with gRPC's common pool, all clients of a process would reach one of the routers that share an address.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -31,6 +32,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 4_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 # Options for a name with several routers' addresses, such as a headless Service of Kubernetes. Calls are balanced over

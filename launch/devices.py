@@ -25,6 +25,9 @@ print(json.dumps([torch.cuda.mem_get_info(gpu)[0] for gpu in gpus]))
 GIB = 2**30
 CPU_KV_BYTES = GIB
 CPU_KV_SHARE = 0.1
+MAX_ROUTERS = 16
+CPU_WORKERS_PER_ROUTER = 8
+CORES_PER_ROUTER = 8
 GPU_UTILIZATION = 0.9  # share of a GPU's memory that all workers on it use together
 
 
@@ -77,6 +80,13 @@ class Machine:
             prefill = groups // 2 if decode is None else max(groups - decode, 0)
         return prefill, max(groups - prefill, 1) if decode is None else decode
 
+    def router_count(self, workers: int) -> int:
+        """Return the default number of routers: one for each GPU worker or every 8 CPU workers, at most one for every
+        8 cores, and at least 1.
+        """
+        needed = workers if self.gpu_free_bytes else workers // CPU_WORKERS_PER_ROUTER
+        return max(1, min(needed, len(self.cores) // CORES_PER_ROUTER, MAX_ROUTERS))
+
     def gpu_share(self, workers: int, tensor_parallel: int = 1) -> float:
         """Return the share of a GPU's memory that each of `workers` workers may use."""
         return GPU_UTILIZATION / -(-workers // self._groups(tensor_parallel))
@@ -117,27 +127,27 @@ def _free_gpu_bytes() -> Sequence[int]:
 class CorePlan:
     """Cores of each process; `decode` and `prefill` have one entry per worker."""
 
-    router: tuple[int, ...]
+    router: tuple[int, ...]  # shared by all routers
     transfer: tuple[int, ...]  # cores of the threads that copy KV, shared by all workers
     decode: tuple[tuple[int, ...], ...]
     prefill: tuple[tuple[int, ...], ...]
 
 
-def plan_cores(available: Sequence[int], prefill: int, decode: int) -> CorePlan:
-    """Divide cores among at least one decode worker, the prefill workers and the router.
+def plan_cores(available: Sequence[int], prefill: int, decode: int, routers: int = 1) -> CorePlan:
+    """Divide cores among at least one decode worker, the prefill workers and the routers.
 
     Workers get disjoint cores if there are enough, so that a decode step waits for no prompt; otherwise several workers
-    share a core. Router, Redis and KV copies get a core of their own, or share that of the last prefill worker.
-    Without prefill workers, decode workers divide all cores, and the router may use any of them.
+    share a core. Routers, Redis and KV copies get together as many cores as there are routers, fewer if workers need
+    them; without a core left, they share that of the last prefill worker. Without prefill workers, decode workers
+    divide all cores, and routers may use any of them.
     """
     cores, workers = list(available), prefill + decode
     if not prefill:
         groups = _deal(cores, decode) if len(cores) >= decode else _in_turn(cores, decode)
         return CorePlan(router=tuple(cores), transfer=tuple(cores), decode=tuple(groups), prefill=())
     if len(cores) > workers:
-        *cores, last = cores
-        groups = _deal(cores, workers)
-        router: tuple[int, ...] = (last,)
+        last = max(workers, len(cores) - routers)
+        groups, router = _deal(cores[:last], workers), tuple(cores[last:])
     else:
         groups = _in_turn(cores, workers)
         router = groups[-1]

@@ -3,12 +3,13 @@
 import errno
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 from baton.launch import CommandFailed
-from baton.process.registry.redis_server import free_ports
-from baton.process.serving.addresses import Address, ListenError, check_distinct, check_free
+from baton.process.registry.redis_server import free_port, free_ports
+from baton.process.serving.addresses import Address, ListenError, check_distinct, check_free, reserve
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_HTTP_PORT = 8000
@@ -18,22 +19,38 @@ class PortTaken(CommandFailed):
     """Error: a port of the service is in use or given twice."""
 
 
-def choose_http_ports(
-    asked: int | None, count: int, reserved: Set[int], is_free: Callable[[int], bool]
-) -> tuple[int, ...]:
-    """Choose one HTTP port for each router.
-
-    `asked`: the first of consecutive ports; 0: free ports; None: the ports from 8000 on, where a free port replaces
-    each port that is in use or `reserved`.
+class RouterPorts(NamedTuple):
+    """Ports of one router. `public`, `http`: the same for all routers of a service; `metrics`: a further HTTP port of
+    this router, None if `http` is not shared.
     """
-    if asked == 0:
-        return free_ports(count, reserved)
-    if asked is not None:
-        return tuple(range(asked, asked + count))
-    wanted = range(DEFAULT_HTTP_PORT, DEFAULT_HTTP_PORT + count)
-    usable = [port for port in wanted if port not in reserved and is_free(port)]
-    others = iter(free_ports(count - len(usable), reserved))
-    return tuple(port if port in usable else next(others) for port in wanted)
+
+    public: int
+    admin: int
+    http: int
+    metrics: int | None = None
+
+
+def plan_ports(
+    routers: int, public: int, admin: int | None, http: int | None, is_free: Callable[[int], bool]
+) -> tuple[RouterPorts, ...]:
+    """Choose the ports of each router: all share `public` and `http`, admin ports are consecutive from `admin` on, and
+    the metrics ports of several routers follow `http`.
+
+    0: free ports. `admin` None: the port after `public`. `http` None: 8000, or free ports if one of them is in use.
+    """
+    port = public or free_port()
+    if admin == 0 or (admin is None and public == 0):
+        admins: Sequence[int] = free_ports(routers, {port})
+    else:
+        first = port + 1 if admin is None else admin
+        admins = range(first, first + routers)
+    taken, count = {port, *admins}, 1 if routers == 1 else 1 + routers
+    first = DEFAULT_HTTP_PORT if http is None else http
+    https: Sequence[int] = range(first, first + count)
+    if first == 0 or (http is None and not all(each not in taken and is_free(each) for each in https)):
+        https = free_ports(count, taken)
+    metrics = https[1:] or (None,)
+    return tuple(RouterPorts(port, each, https[0], own) for each, own in zip(admins, metrics, strict=True))
 
 
 def is_free(host: str, port: int) -> bool:
@@ -78,6 +95,22 @@ def claimed(ports: Iterable[int]) -> Iterator[None]:
                     "--port, --admin-port or --http-port"
                 ) from error
             claim.listen()
+        yield
+
+
+@contextmanager
+def reserved(addresses: Iterable[Address]) -> Iterator[None]:
+    """Reserve addresses that routers share, so that during the block only processes of this user that share a port can
+    listen on it. Raises: PortTaken.
+    """
+    with ExitStack() as opened:
+        for address in addresses:
+            try:
+                reservations = reserve(address)
+            except ListenError as error:
+                raise PortTaken(str(error)) from error
+            for each in reservations:
+                opened.enter_context(each)
         yield
 
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from baton import child_environment
 from baton.launch import CommandFailed
 from baton.launch.devices import CorePlan, Machine, plan_cores, write_cores
-from baton.launch.ports import LOOPBACK
+from baton.launch.ports import LOOPBACK, RouterPorts
 from baton.launch.processes import ProcessSpec, Stage
 from baton.process.config import flags_for, variable_of
 from baton.process.registry.redis_server import (
@@ -47,12 +47,6 @@ Values = Mapping[str, Any]
 """Values of configuration fields by name; None: the process uses its default."""
 
 
-class RouterPorts(NamedTuple):
-    public: int
-    admin: int
-    http: int
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceLayout:
     """Decisions of `baton up`: devices, numbers of processes and ports."""
@@ -72,7 +66,7 @@ class ServiceLayout:
 
     @property
     def target(self) -> str:
-        """Return host:port of the first router, for clients on this machine."""
+        """Return host:port of all routers, for clients on this machine."""
         host = LOOPBACK if self.host in ("0.0.0.0", "::") else self.host
         return f"[{host}]:{self.ports[0].public}" if ":" in host else f"{host}:{self.ports[0].public}"
 
@@ -96,7 +90,8 @@ def plan_processes(layout: ServiceLayout, surroundings: Mapping[str, str], optio
     Raises: CommandFailed.
     """
     on_cpu = not layout.machine.gpu_free_bytes
-    cores = plan_cores(layout.machine.cores, layout.prefill, layout.decode) if on_cpu else None
+    counts = layout.prefill, layout.decode, len(layout.ports)
+    cores = plan_cores(layout.machine.cores, *counts) if on_cpu else None
 
     def process(name: str, values: Values, added: Mapping[str, str] = NOTHING) -> ProcessSpec:
         is_router = "role" not in values
@@ -128,20 +123,26 @@ def plan_processes(layout: ServiceLayout, surroundings: Mapping[str, str], optio
     return [*routers, *prefill, *decode]
 
 
+def public_addresses(host: str, ports: Sequence[RouterPorts]) -> list[Address]:
+    """Return the addresses of all routers together."""
+    return [Address("--port", host, ports[0].public), Address("--http-port", host, ports[0].http)]
+
+
 def router_addresses(host: str, ports: Sequence[RouterPorts]) -> list[Address]:
     """Return all addresses on which the routers listen."""
-    found: list[Address] = []
+    found = public_addresses(host, ports)
     for number, each in enumerate(ports, 1):
-        names = ("--port", "--admin-port", "--http-port")
-        if number > 1:
-            names = (f"router {number}'s port", f"router {number}'s admin port", f"router {number}'s HTTP port")
-        found += map(Address, names, (host, LOOPBACK, host), each)
+        found.append(Address(f"router {number}'s admin port" if number > 1 else "--admin-port", LOOPBACK, each.admin))
+        if each.metrics is not None:
+            found.append(Address(f"router {number}'s metrics port", host, each.metrics))
     return found
 
 
 def _router(layout: ServiceLayout, cores: CorePlan | None, ports: RouterPorts) -> Values:
     own = {"host": layout.host, "port": ports.public, "admin_port": ports.admin}
     own |= {"http_host": layout.host, "http_port": ports.http}
+    if ports.metrics is not None:
+        own |= {"share_ports": True, "metrics_port": ports.metrics}
     return {**own, **layout.router, "cores": write_cores(cores.router) if cores else None}
 
 

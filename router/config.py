@@ -101,6 +101,11 @@ class RouterConfig(
     port: int = field_of(ListenConfig, "port", default=50051)
     admin_host: str = Field("127.0.0.1", description="Address of the admin port.")
     admin_port: int = Field(50052, ge=0, le=65535, description="Admin port; 0: any free port.")
+    share_ports: bool = Field(
+        False,
+        description="Share --port and --http-port with other routers of this user, each with --admin-port and "
+        "--metrics-port of its own.",
+    )
     workers: Workers = Field(
         (), description="Fixed list of workers, prefill@host:port,decode@host:port, instead of Redis."
     )
@@ -188,6 +193,12 @@ class RouterConfig(
 
     http_host: str = Field("127.0.0.1", description="Address of the HTTP port.")
     http_port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0: any free port.")
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Further HTTP port, of this router alone with --share-ports; 0: any free port.",
+    )
     allowed_hosts: Hosts = Field(
         (),
         description="Allowed Host names without API keys, in addition to localhost and addresses: NAME,*.NAME or *.",
@@ -250,6 +261,11 @@ class RouterConfig(
             raise ValueError("set --redis-url (BATON_REDIS_URL) or --workers (BATON_WORKERS)")
 
     @check
+    def _sharing(self) -> None:
+        if self.share_ports and not (self.port and self.http_port):
+            raise ValueError("--share-ports needs a --port and an --http-port other than 0")
+
+    @check
     def _exposure(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key must be set together")
@@ -264,7 +280,9 @@ class RouterConfig(
     @property
     def listens_at(self) -> tuple[Address, ...]:
         admin = Address("--admin-port", self.admin_host, self.admin_port)
-        return (*super().listens_at, admin, Address("--http-port", self.http_host, self.http_port))
+        http = Address("--http-port", self.http_host, self.http_port)
+        metrics = Address("--metrics-port", self.http_host, self.metrics_port or 0)
+        return (*super().listens_at, admin, http, metrics)
 
     @property
     def connects_to(self) -> tuple[Address, ...]:

@@ -175,6 +175,11 @@ class RouterProcess:
         return {} if self._planning is None else self._planning.desired
 
     @property
+    def peers(self) -> int:
+        """Number of other routers whose record in Redis is recent."""
+        return 0 if self._peer_routers is None else self._peer_routers.others
+
+    @property
     def loop_busy_s(self) -> float:
         """Seconds since the start in which this process's event loop was busy and events had to wait."""
         return self._lag.busy_s
@@ -205,6 +210,7 @@ class RouterProcess:
                 authorise=public.authorise if guarded else None,
                 tls=config.tls,
                 options=PUBLIC_SERVER_OPTIONS,
+                shared=config.share_ports,
             ),
             Listener(
                 config.admin_host,
@@ -279,7 +285,15 @@ class RouterProcess:
         if self._stores is None:
             return None
         shares, address = self._stores.shares, address_of(self._config)
-        return PeerRouters(self.cluster, shares, self._router_id, self._end_stream, self._meters, address=address)
+        return PeerRouters(
+            self.cluster,
+            shares,
+            self._router_id,
+            self._end_stream,
+            self._meters,
+            address=address,
+            on_served=self.queue.served_elsewhere,
+        )
 
     def _open_journal(self) -> Journal | None:
         if self._stores is None:
@@ -304,7 +318,7 @@ class RouterProcess:
         return secret.admin_token(running.ports[1])
 
     def _server_address(self) -> ServerAddress | None:
-        return None if self._running is None else ServerAddress(_host(self._config), self._running.ports[0])
+        return None if self._running is None else ServerAddress(_named(self._config.host), self._running.ports[0])
 
     def _end_stream(self, number: int) -> None:
         self.streams.end(number)
@@ -322,8 +336,16 @@ class RouterProcess:
             self.queue.pump_soon()
 
     async def _on_readiness(self, ready: bool) -> None:
-        if self._running is not None and not self._running.stopping.is_set():
-            await self._running.health.set_serving(ready)
+        running = self._running
+        if running is None or running.stopping.is_set():
+            return
+        if ready:
+            await self.join(running)
+        await running.health.set_serving(ready)
+
+    async def join(self, running: Running) -> None:
+        """Begin to listen on shared ports; later calls do nothing. Raises: ListenError."""
+        await running.join()
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """Stop the process if a task ends without being cancelled, because the router needs all its tasks."""
@@ -349,13 +371,15 @@ def placement_policy(config: RouterConfig) -> PlacementPolicy:
     return PlacementPolicy(config.no_prefill_worker, config.local_prefill_tokens, config.placement)
 
 
-def _host(config: RouterConfig) -> str:
-    return socket.gethostname() if config.host in ("0.0.0.0", "::") else config.host
+def _named(host: str) -> str:
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host
 
 
 def address_of(config: RouterConfig) -> str:
-    """Return this router's host:port, by which other routers and operators reach it."""
-    return host_and_port(_host(config), config.port)
+    """Return this router's host:port, by which operators reach it: the admin port's if routers share the public one."""
+    if config.share_ports:
+        return host_and_port(_named(config.admin_host), config.admin_port)
+    return host_and_port(_named(config.host), config.port)
 
 
 class _RedisStores(NamedTuple):

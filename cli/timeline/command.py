@@ -4,11 +4,12 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from baton.cli.connection import admin_client
+from baton.cli.connection import admin_client, first_that_knows
 from baton.cli.timeline.chrome import chrome_trace
-from baton.client import ModelNotFound
+from baton.client import AdminClient
 from baton.client.timelines import ProcessTimeline
 from baton.launch import CommandFailed
 
@@ -29,16 +30,12 @@ def milliseconds(text: str) -> int:
 
 def write_timeline(request_id: str | None, last: str, out: Path, admin_target: str) -> int:
     """Write the file; return the exit code. Raises: CommandFailed."""
-    last_ms = 0 if request_id else milliseconds(last)
-    try:
-        with admin_client(admin_target) as admin:
-            timelines = admin.timelines(request_id or "", last_ms=last_ms, timeout_s=CALL_S)
-    except ModelNotFound as error:
-        raise CommandFailed(
-            f"{admin_target} does not know {request_id}: it was served by another router, still runs, or is too old"
-        ) from error
     if request_id:
-        timelines = around_request(timelines)
+        known = partial(AdminClient.timelines, request_id=request_id, timeout_s=CALL_S)
+        timelines = around_request(first_that_knows(request_id, admin_target.split(","), known))
+    else:
+        with admin_client(admin_target) as admin:
+            timelines = list(admin.timelines(last_ms=milliseconds(last), timeout_s=CALL_S))
     text = json.dumps(chrome_trace(timelines), ensure_ascii=False)
     try:
         out.write_text(text, encoding="utf-8")

@@ -1,12 +1,15 @@
-"""Snapshots of a router: status, newest requests, and rates since an earlier snapshot."""
+"""Snapshots of routers: status, newest requests, and rates since an earlier snapshot."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
-from baton.client import ClusterStatus, RecentRequest
+from baton.client import BatonClientError, ClusterStatus, RecentRequest, RequestTotals
 
+Answer = TypeVar("Answer")
+
+RUNNING = ("queued", "prefill", "decode")
 MAX_REQUESTS = 128  # requests per snapshot
 RATE_SNAPSHOTS = 5  # snapshots over which a rate is measured: workers report less often than frames are drawn
 
@@ -16,6 +19,43 @@ class Admin(Protocol):
 
     def status(self) -> ClusterStatus: ...
     def recent_requests(self, *, limit: int = ..., request_id: str = ...) -> tuple[RecentRequest, ...]: ...
+
+
+class SeveralRouters:
+    """Admin of several routers: the status of the first one that answers, with the requests of all that answer."""
+
+    def __init__(self, admins: Sequence[Admin]) -> None:
+        self._admins = admins
+
+    def status(self) -> ClusterStatus:
+        """Return the status. Raises: BatonClientError if no router answers."""
+        found = self._ask(lambda admin: admin.status())
+        totals = [each.requests for each in found]
+        requests = RequestTotals(
+            sum(each.started for each in totals),
+            tuple(ended for each in totals for ended in each.ended),
+            sum(each.prompt_tokens for each in totals),
+            sum(each.generated_tokens for each in totals),
+        )
+        active, queued = (sum(each.active_requests for each in found), sum(each.queued_requests for each in found))
+        return replace(found[0], active_requests=active, queued_requests=queued, requests=requests)
+
+    def recent_requests(self, *, limit: int = 64, request_id: str = "") -> tuple[RecentRequest, ...]:
+        """Return the newest requests. Raises: BatonClientError if no router answers."""
+        found = self._ask(lambda admin: admin.recent_requests(limit=limit, request_id=request_id))
+        requests = [each for its in found for each in its]
+        return tuple(sorted(requests, key=lambda each: (each.phase not in RUNNING, each.age_s))[:limit])
+
+    def _ask(self, call: Callable[[Admin], Answer]) -> list[Answer]:
+        found, errors = list[Answer](), list[BatonClientError]()
+        for admin in self._admins:
+            try:
+                found.append(call(admin))
+            except BatonClientError as error:
+                errors.append(error)
+        if not found:
+            raise errors[0]
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from baton.cli.connection import admin_client, open_admin
 from baton.cli.status import PERIOD_S, TIMEOUT_S, WatchFrame, frames
 from baton.cli.top.keys import Key, Keyboard
 from baton.cli.top.screen import Screen, View, pressed, screen_of
-from baton.cli.top.snapshot import Snapshot, Snapshots
+from baton.cli.top.snapshot import SeveralRouters, Snapshot, Snapshots
 
 
 def show_top(admin_target: str, once: bool) -> int:
@@ -23,9 +23,10 @@ def show_top(admin_target: str, once: bool) -> int:
     console = Console()
     if once or console.is_dumb_terminal or not (console.is_terminal and sys.stdin.isatty()):
         return _show_once(admin_target, console)
-    with open_admin(admin_target, TIMEOUT_S) as admin:
+    with ExitStack() as opened:
+        admins = [opened.enter_context(open_admin(each, TIMEOUT_S)) for each in admin_target.split(",")]
         session = TopSession(console, Keyboard(sys.stdin.fileno()))
-        snapshots = Snapshots(admin, time.monotonic, lambda: session.view.opened_id)
+        snapshots = Snapshots(SeveralRouters(admins), time.monotonic, lambda: session.view.opened_id)
         try:
             session.run(snapshots.take, f"{admin_target} (admin port)")
         except (KeyboardInterrupt, Quit):
@@ -35,8 +36,9 @@ def show_top(admin_target: str, once: bool) -> int:
 
 def _show_once(admin_target: str, console: Console) -> int:
     """Print one frame of two snapshots a second apart, since rates need two."""
-    with admin_client(admin_target) as admin:
-        snapshots = Snapshots(admin, time.monotonic)
+    with ExitStack() as opened:
+        admins = [opened.enter_context(admin_client(each)) for each in admin_target.split(",")]
+        snapshots = Snapshots(SeveralRouters(admins), time.monotonic)
         snapshots.take()
         time.sleep(PERIOD_S)
         snapshot = snapshots.take()

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Collection, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -10,6 +10,9 @@ SHORT_S, LONG_S = 1.0, 4.0
 OVERLAP = 0.15  # fraction of the planned faults that may hit a process while it recovers from another fault
 DISK = "disk"  # target of faults that hit the KV files of all workers
 ROUTERS, PREFILL, DECODE = ("router-0", "router-1"), ("prefill-0", "prefill-1"), ("decode-0", "decode-1")
+MOST_ROUTERS = 4
+ALL_ROUTERS = tuple(f"router-{number}" for number in range(MOST_ROUTERS))
+"""Names of routers in a run with the most routers; a run without an option has those of `ROUTERS`."""
 WORKERS = (*PREFILL, *DECODE)
 FIRST_HOST = "host-0"  # host of the routers and Redis; no fault hits it or its link
 LEAST_HOSTS, MOST_HOSTS = 3, 1 + len(WORKERS)
@@ -199,7 +202,11 @@ CATALOGUE = (
 
 
 def plan_faults(
-    seed: int, count: int, hosts: int | None = None, without: frozenset[FaultKind] = frozenset()
+    seed: int,
+    count: int,
+    hosts: int | None = None,
+    without: frozenset[FaultKind] = frozenset(),
+    routers: int = len(ROUTERS),
 ) -> list[Planned]:
     """Plan `count` faults. `hosts`: number of hosts; None: all processes run on this machine. Raises: ValueError."""
     draw, placed = random.Random(f"faults {seed}"), {} if hosts is None else spread(hosts)
@@ -207,10 +214,19 @@ def plan_faults(
     plan: list[Planned] = []
     while len(plan) < count:
         [rule] = draw.choices(CATALOGUE, weights)
-        fault = rule.draw(draw, placed)
+        fault = _among(rule.draw(draw, placed), routers, draw)
         if fault.kind not in without:
             plan.append(Planned(fault, draw.uniform(0.2, 1.5), draw.random() < OVERLAP))
     return plan
+
+
+def _among(fault: Fault, routers: int, draw: random.Random) -> Fault:
+    """Draw the router that a fault of `ROUTERS` hits anew, if there is another number of routers."""
+    if routers == len(ROUTERS):
+        return fault
+    any_router = draw.choice(ALL_ROUTERS[:routers])
+    source, target = (any_router if each in ROUTERS else each for each in (fault.source, fault.target))
+    return replace(fault, source=source, target=target)
 
 
 STARTS = 2  # maximum number of processes that may start concurrently: each start takes seconds of a core
@@ -249,4 +265,4 @@ class FaultTurns:
 
 def _peers(name: str) -> Set[str]:
     """Return the other processes of the same role, which take over if this one fails."""
-    return next((frozenset(role) - {name} for role in (ROUTERS, PREFILL, DECODE) if name in role), frozenset())
+    return next((frozenset(role) - {name} for role in (ALL_ROUTERS, PREFILL, DECODE) if name in role), frozenset())

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from baton.lab.chaos.faults import DECODE, PREFILL, ROUTERS, WORKERS, Fault, FaultKind
+from baton.lab.chaos.faults import ALL_ROUTERS, DECODE, PREFILL, WORKERS, Fault, FaultKind
 from baton.lab.chaos.proxy import LinkCounters, LinkWay, Proxy, Rule
 from baton.lab.chaos.stack import ChaosStack, JumpingClock
 from baton.lab.chaos.watch import Life, is_alive, pool_range, read_memory, state_of, write_memory
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PROOF_S = 90.0  # longest wait for evidence of a fault, enough on a slow machine
 MADE_S = 8.0  # longest wait until a fault affects a process; otherwise the fault counts as not made
 POLL_S = 0.01
-EVERYONE = (*ROUTERS, *WORKERS)
+EVERYONE = (*ALL_ROUTERS, *WORKERS)
 IN_USE_S = 1.5  # time since its last byte for which a link counts as in use; workers write to Redis every 1 s
 _LINKED = frozenset({FaultKind.CUT, FaultKind.PARTITION, FaultKind.ONE_WAY, FaultKind.DELAY})
 
@@ -380,12 +380,12 @@ def _alike(fault: Fault) -> list[Fault]:
     targets: tuple[str, ...]
     if fault.target == "redis":
         sources, targets = EVERYONE, ("redis",)
-    elif fault.source in ROUTERS:
-        sources, targets = ROUTERS, WORKERS
+    elif fault.source in ALL_ROUTERS:
+        sources, targets = ALL_ROUTERS, WORKERS
     elif fault.source in DECODE:
         sources, targets = DECODE, PREFILL
     else:  # the source is a client
-        sources, targets = (fault.source,), ROUTERS
+        sources, targets = (fault.source,), ALL_ROUTERS
     return [replace(fault, source=source, target=target) for source in sources for target in targets]
 
 

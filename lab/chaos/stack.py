@@ -32,7 +32,7 @@ from baton.lab.chaos.rolling.checkout import command_of
 from baton.lab.chaos.watch import Life, is_alive, life_of, state_of
 from baton.launch.processes import Backoff, ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.launch.supervisor import Supervisor
-from baton.process.registry.redis_server import NOISE, find_redis_server, free_port, redis_command
+from baton.process.registry.redis_server import NOISE, find_redis_server, free_port, free_ports, redis_command
 from baton.protos import session_pb2, session_pb2_grpc
 
 PAGE = struct.Struct("<qq")  # clock offset in seconds, and number of clock reads with an offset
@@ -107,11 +107,14 @@ class NotWhole(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Number of processes of each kind, in addition to one Redis."""
+    """Number of processes of each kind, in addition to one Redis. `shares_ports`: all routers listen on one gRPC port
+    and one HTTP port; each is reached through a proxy of its own, behind which the kernel chooses a router.
+    """
 
     routers: int = 2
     prefill: int = 2
     decode: int = 2
+    shares_ports: bool = False
 
 
 WHOLE = Layout()
@@ -125,7 +128,7 @@ class ProcessPlace:
     port: int
     advertised_host: str
     admin_port: int = 0  # only of routers
-    http_port: int = 0  # only of routers; 0: any free port
+    http_port: int = 0  # only of routers: its own; 0: any free port
 
     @property
     def advertised(self) -> str:
@@ -201,6 +204,7 @@ class ChaosStack:
             self._environment |= environment
         if preloaded:
             self._environment["LD_PRELOAD"] = ":".join(each["LD_PRELOAD"] for each in preloaded)
+        self._shared_ports = free_ports(2) if layout.shares_ports else None  # gRPC and HTTP
         self.redis = self._redis_place()
         roles = (("prefill", layout.prefill), ("decode", layout.decode))
         workers = [f"{role}-{number}" for role, count in roles for number in range(count)]
@@ -333,7 +337,8 @@ class ChaosStack:
 
     def _router_place(self, number: int) -> ProcessPlace:
         http_port = 0 if self._tier is None else free_port()
-        return ProcessPlace(f"router-{number}", free_port(), f"127.0.1.{20 + number}", free_port(), http_port)
+        port = free_port() if self._shared_ports is None else self._shared_ports[0]
+        return ProcessPlace(f"router-{number}", port, f"127.0.1.{20 + number}", free_port(), http_port)
 
     def steps(self, role: str) -> list[tuple[float, float]]:
         """Return start (monotonic) and duration, in seconds, of each recorded step of all workers of a role."""
@@ -372,7 +377,11 @@ class ChaosStack:
         return self._spec(place, "elastic_worker", arguments, Stage.WORKER)
 
     def _router_spec(self, place: ProcessPlace) -> ProcessSpec:
-        arguments = ["--port", place.port, "--admin-port", place.admin_port, "--http-port", place.http_port]
+        arguments: list[object] = ["--port", place.port, "--admin-port", place.admin_port]
+        if self._shared_ports is None:
+            arguments += ["--http-port", place.http_port]
+        else:
+            arguments += ["--share-ports", "--http-port", self._shared_ports[1], "--metrics-port", place.http_port]
         arguments += ["--planner", "off", "--trace-file", self._folder / f"{place.name}-trace.jsonl"]
         return self._spec(place, "router", arguments, Stage.ROUTER)
 

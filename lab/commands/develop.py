@@ -117,6 +117,12 @@ def chaos(
     tier: Annotated[
         bool, typer.Option(help="Keep KV in files below small pools, and inject disk and file faults.")
     ] = True,
+    routers: Annotated[
+        int | None,
+        typer.Option(
+            min=2, max=4, help="Number of routers on one port; default: 2 with a port each. Not with --hosts."
+        ),
+    ] = None,
     hosts: Annotated[
         int | None,
         typer.Option(
@@ -146,14 +152,24 @@ def chaos(
     from baton.lab.chaos.faults import FaultKind, plan_faults
     from baton.lab.chaos.report import markdown, summary, write
     from baton.lab.chaos.run import ChaosOptions, ChaosRun
-    from baton.lab.chaos.stack import find_compiler
+    from baton.lab.chaos.stack import Layout, find_compiler
 
+    if routers is not None and hosts is not None:
+        raise typer.BadParameter("cannot be combined with --hosts", param_hint="--routers")
+    layout = Layout() if routers is None else Layout(routers, shares_ports=True)
     without = frozenset[FaultKind]() if find_compiler() else frozenset({FaultKind.CLOCK}) | SHIM_KINDS
     without |= frozenset[FaultKind]() if tier else FILE_KINDS | SHIM_KINDS
-    plan = plan_faults(seed, int(minutes * FAULTS_PER_MINUTE) + 1, hosts, without)
-    in_files = tier and hosts is None
+    plan = plan_faults(seed, int(minutes * FAULTS_PER_MINUTE) + 1, hosts, without, layout.routers)
     asked = ChaosOptions(
-        minutes, seed, streams, tuple(plan), wanted=faults, speculate=speculate, tier=in_files, hosts=hosts
+        minutes,
+        seed,
+        streams,
+        tuple(plan),
+        wanted=faults,
+        layout=layout,
+        speculate=speculate,
+        tier=tier and hosts is None,
+        hosts=hosts,
     )
     kept = out or Path(tempfile.mkdtemp(prefix="baton-chaos-"))
     (kept / "logs").mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,7 @@ def installed(
         (baton.router.readiness, "load_served_model", served_model),
         (baton.process.serving.server, "Watchdog", watchdog),
         (baton.process.serving.server, "_keep_for_good", lambda: None),
-        (baton.process.serving.server, "check_free", lambda address: None),
+        (baton.process.serving.server, "check_free", lambda address, shared=False: None),
     ]
     with ExitStack() as undo:
         for owner, name, stand_in in replaced:

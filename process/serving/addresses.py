@@ -3,6 +3,7 @@
 import errno
 import socket
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from ipaddress import ip_address
 from itertools import combinations
@@ -75,12 +76,25 @@ def _hosts_overlap(listening: str, other: str) -> bool:
     return is_loopback(other) and (listening in _WILDCARDS or is_loopback(listening))
 
 
-def check_free(address: Address) -> None:
-    """Bind `address` for a moment, since gRPC reports no reason for a failure. Raises: ListenError."""
-    errors = [error for family, host in _resolve(address) if (error := _bind_error(family, host, address.port))]
-    in_use = [error for error in errors if error.errno == errno.EADDRINUSE]
-    if in_use or len(errors) == len(_resolve(address)):
-        raise refusal(address, (in_use or errors)[0])
+def check_free(address: Address, shared: bool = False) -> None:
+    """Bind `address` for a moment, since gRPC reports no reason for a failure. Raises: ListenError.
+
+    `shared`: processes of this user that share the port may listen on it.
+    """
+    for bound in _bound(address, shared):
+        bound.close()
+
+
+def reserve(address: Address) -> list[socket.socket]:
+    """Bind `address`, which must be free, without listening. Until the sockets are closed, only processes of this user
+    that share the port (SO_REUSEPORT) can listen on it. Raises: ListenError.
+    """
+    reserved = _bound(address)
+    for each in reserved:
+        # In this order, since a socket that shares the port could be bound next to a server that shares it, too.
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    return reserved
 
 
 def refusal(address: Address, error: OSError) -> ListenError:
@@ -109,14 +123,25 @@ def _resolve(address: Address) -> list[tuple[int, str]]:
     return [(family, str(place[0])) for family, _, _, _, place in found]
 
 
-def _bind_error(family: int, host: str, port: int) -> OSError | None:
-    try:
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except OSError as error:
-        return error
-    return None
+def _bound(address: Address, shared: bool = False) -> list[socket.socket]:
+    """Return a bound socket for each address of the host that this machine has. Raises: ListenError."""
+    errors = list[OSError]()
+    with ExitStack() as opened:
+        bound = list[socket.socket]()
+        for family, host in _resolve(address):
+            try:
+                each = opened.enter_context(socket.socket(family))
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
+                each.bind((host, address.port))
+                bound.append(each)
+            except OSError as error:
+                errors.append(error)
+        in_use = [error for error in errors if error.errno == errno.EADDRINUSE]
+        if in_use or not bound:
+            raise refusal(address, (in_use or errors)[0])
+        opened.pop_all()
+    return bound
 
 
 def listener_on(port: int, proc: Path = Path("/proc")) -> str:

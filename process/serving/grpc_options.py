@@ -27,6 +27,12 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.ping_timeout_ms", 10_000),
 )
 
+
+def sharing_port(options: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    """Return the options of a server that shares its port with other processes of this user."""
+    return (*(option for option in options if option[0] != "grpc.so_reuseport"), ("grpc.so_reuseport", 1))
+
+
 PUBLIC_MESSAGE_BYTES = 4 * 1024 * 1024
 PUBLIC_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *(option for option in SERVER_OPTIONS if option[0] != "grpc.max_receive_message_length"),

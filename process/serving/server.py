@@ -3,6 +3,8 @@
 bind all listeners -> process.start(running) -> health SERVING when the process reports it
 SIGTERM, SIGINT or running.stop(): health NOT_SERVING -> process.drain() within grace_s -> process.stop()
                                    -> servers stop -> exit code 0
+A shared port is bound by running.join(), when the process can serve, and closed before the drain: until then and from
+then on, the kernel gives connections to the other processes that listen on it.
 second signal: stop without waiting, exit code 1
 SIGHUP: reload; like SIGTERM if the terminal was closed (signals.py)
 """
@@ -27,7 +29,7 @@ from baton.process.security.proofs import ProofCheck
 from baton.process.security.tls import InternalTls, TlsError, TlsFiles
 from baton.process.serving.addresses import Address, ListenError, check_free, host_and_port
 from baton.process.serving.exit_codes import ExitCode
-from baton.process.serving.grpc_options import SERVER_OPTIONS
+from baton.process.serving.grpc_options import SERVER_OPTIONS, sharing_port
 from baton.process.serving.health import SERVICE_NAME, Health
 from baton.process.serving.interceptors import Authorise, AuthorizationInterceptor, CallInterceptor
 from baton.process.serving.loop_errors import report_loop_error
@@ -55,12 +57,20 @@ class Listener:
     options: tuple[tuple[str, int], ...] = SERVER_OPTIONS
     option: str = "--port"  # option that sets the address, for error messages
     proofs: ProofCheck | None = None  # check of the cluster secret; None: not required
+    shared: bool = False  # other processes listen on the port, too: this one from `Running.join` until it drains
 
 
 class Running:
     """State of a running process, with methods to stop and reload it."""
 
-    def __init__(self, ports: tuple[int, ...], health: Health, stall_s: float = STALL_S) -> None:
+    def __init__(
+        self,
+        ports: tuple[int, ...],
+        health: Health,
+        stall_s: float = STALL_S,
+        join: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        self._join = join
         self.ports = ports
         """Bound ports, in the order of the listeners."""
         self.health = health
@@ -80,6 +90,12 @@ class Running:
         """Drain and stop, as after SIGTERM. `exit_code`: not 0 after a failure (worker fenced, engine failed)."""
         self.exit_code = max(self.exit_code, exit_code)
         self.stopping.set()
+
+    async def join(self) -> None:
+        """Begin to listen on shared ports; later calls do nothing. Raises: ListenError."""
+        joining, self._join = self._join, None
+        if joining is not None:
+            await joining()
 
     async def beat(self) -> None:
         """Show the watchdog that the event loop makes progress, until cancelled."""
@@ -136,25 +152,30 @@ async def serve(process: Process, grace_s: float = GRACE_S, stall_s: float = STA
     listeners = process.listeners
     health = Health((name for listener in listeners for name in listener.service_names), run_id)
     servers = [_server(listener, health) for listener in listeners]
-    running = Running(tuple(_bind(*pair) for pair in zip(servers, listeners, strict=True)), health, stall_s)
+    pairs = list(zip(servers, listeners, strict=True))
+    shared = [pair for pair in pairs if pair[1].shared]
+    running = Running(tuple(_bound_port(*pair) for pair in pairs), health, stall_s, partial(_join, shared))
     beating: asyncio.Task[None] | None = None
+    leaving: list[asyncio.Task[None]] = []
     await health.set_serving(False)
     with _signals(running):
         try:
-            for server in servers:
-                await server.start()
+            for server, listener in pairs:
+                if not listener.shared:
+                    await server.start()
             started = await _until(running.stopping, process.start(running))
             _keep_for_good()
             beating = asyncio.create_task(running.beat(), name="heartbeat")
             running.watchdog.start()
             await running.stopping.wait()
             await health.drain()
+            leaving += [asyncio.create_task(server.stop(grace_s + _STOP_S)) for server, _ in shared]
             if started and not await _until(running.forced, process.drain(), grace_s):
                 logger.warning("drain not finished after %g s; stopping with open requests", grace_s)
         finally:
             await process.stop()
             grace = 0.0 if running.forced.is_set() else _STOP_S
-            await asyncio.gather(*(server.stop(grace) for server in servers))
+            await asyncio.gather(*leaving, *(server.stop(grace) for server in servers))
             running.watchdog.close()
             if beating is not None:
                 beating.cancel()
@@ -198,7 +219,8 @@ def _server(listener: Listener, health: Health) -> grpc.aio.Server:
     interceptors: list[grpc.aio.ServerInterceptor] = [CallInterceptor(listener.proofs)]
     if listener.authorise is not None:
         interceptors.append(AuthorizationInterceptor(listener.authorise))
-    server = grpc.aio.server(interceptors=interceptors, options=listener.options)
+    options = sharing_port(listener.options) if listener.shared else listener.options
+    server = grpc.aio.server(interceptors=interceptors, options=options)
     listener.register(server)
     health.register(server)
     if listener.reflection:
@@ -209,8 +231,23 @@ def _server(listener: Listener, health: Health) -> grpc.aio.Server:
     return server
 
 
+async def _join(shared: Sequence[tuple[grpc.aio.Server, Listener]]) -> None:
+    """Begin to listen on shared ports. Raises: ListenError."""
+    for server, listener in shared:
+        _bind(server, listener)
+        await server.start()
+
+
+def _bound_port(server: grpc.aio.Server, listener: Listener) -> int:
+    """Bind the listener's port, unless it is shared, and return it. Raises: ListenError."""
+    if not listener.shared:
+        return _bind(server, listener)
+    check_free(Address(listener.option, listener.host, listener.port), shared=True)
+    return listener.port
+
+
 def _bind(server: grpc.aio.Server, listener: Listener) -> int:
-    check_free(Address(listener.option, listener.host, listener.port))
+    check_free(Address(listener.option, listener.host, listener.port), listener.shared)
     address = host_and_port(listener.host, listener.port)
     try:
         if listener.tls is None:

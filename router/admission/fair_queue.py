@@ -3,7 +3,8 @@
 The order in a class is start-time fair queueing (Goyal, Vin and Cheng, 1996) with equal weights: a tenant's virtual
 time is the number of its served tokens, and the tenant with the lowest is next. A tenant that becomes active starts at
 the time of the tenant that was served last, so that no tenant saves up credit. The service of two tenants that are
-always active differs by at most the sum of their largest requests.
+always active differs by at most the sum of their largest requests. Tokens that other routers serve count, too
+(`charge`), so that a tenant with connections to more routers gets no larger share.
 
 SPARE_SHARE of the served tokens goes to lower-priority classes, first to the class with the oldest request, so that
 no request starves.
@@ -17,6 +18,9 @@ from typing import Generic, TypeVar
 
 SPARE_SHARE = 0.1
 """Fraction of the served tokens that lower-priority classes get while the first class has pending requests."""
+
+MAX_AHEAD_TOKENS = 1 << 16
+"""Maximum virtual time that other routers' service puts a tenant ahead: if they stop, it waits for as many tokens."""
 
 Item = TypeVar("Item")
 
@@ -56,6 +60,15 @@ class _Class(Generic[Item]):
         """Return the virtual time at which a new request of this tenant would start."""
         tenant = self.tenants.get(name)
         return max(self._clock, self._left.get(name, 0.0)) if tenant is None else tenant.start + tenant.tokens
+
+    def charge(self, name: str, tokens: int) -> None:
+        """Advance a tenant's virtual time."""
+        start = self.start_of(name) if name not in self.tenants else self.tenants[name].start
+        advanced = max(start, min(start + tokens, self._clock + MAX_AHEAD_TOKENS))
+        if name in self.tenants:
+            self.tenants[name].start = advanced
+        else:
+            self._left[name] = advanced
 
     def add(self, entry: Entry[Item]) -> None:
         tenant = self.tenants.get(entry.tenant)
@@ -133,6 +146,11 @@ class FairQueue(Generic[Item]):
     def withdraw(self, entry: Entry[Item]) -> None:
         """Remove a request without serving it. Raises: KeyError or ValueError if it is not pending."""
         self._remove(entry, served=False)
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """Count tokens that another router served for a tenant."""
+        for each in self._classes.values():
+            each.charge(tenant, tokens)
 
     def order(self) -> Iterator[Entry[Item]]:
         """Yield the entries in order of service. The queue must not change during the iteration."""

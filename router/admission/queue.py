@@ -511,6 +511,10 @@ class AdmissionQueue:
         tokens = charged_tokens(request, placement.decode_hit_tokens)
         self.forecast.dispatched(attempt_id, tokens, self._clock())
 
+    def served_elsewhere(self, tenant: str, tokens: int) -> None:
+        """Count tokens that another router served for a tenant."""
+        self._queue.charge(tenant, tokens)
+
     def ended(self, attempt_id: int, answered: bool) -> None:
         """Record that an admitted attempt released its capacity. `answered`: the attempt completed."""
         self.forecast.ended(attempt_id, answered)

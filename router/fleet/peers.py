@@ -112,12 +112,15 @@ class PeerRouters:
         period_s: float = PERIOD_S,
         clock: Callable[[], float] | None = None,
         address: str = "",
+        on_served: Callable[[str, int], None] = lambda tenant, tokens: None,
     ) -> None:
+        """Create the exchange. `on_served`: called with an API key's name and the tokens that another router served."""
         self._cluster = cluster
         self._store = store
         self._router_id = router_id
         self._on_taken_over = on_taken_over
         self._meters = meters or KeyMeters()
+        self._on_served = on_served
         self._limits = SharedLimits()
         self._period_s = period_s
         self._clock = clock or time.monotonic
@@ -188,6 +191,7 @@ class PeerRouters:
                 )
             for taken in self._limits.take(share.router_id, share.keys):
                 self._meters.taken_elsewhere(taken.tenant, taken.requests, taken.tokens, now)
+                self._on_served(taken.tenant, taken.tokens)
         self._peer_loads.forget_old(now)
         self._limits.keep(self._peer_loads.router_ids)
         self._meters.active_on_peers(self._limits.active())

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 from baton.process.errors import BatonError
 from baton.process.helper import Helper
 from baton.process.registry.redis_responses import RedisResponses, ResponseBounds
-from baton.process.serving.addresses import host_and_port
+from baton.process.serving.addresses import Address, check_free, host_and_port
 from baton.process.serving.server import Running
 from baton.process.telemetry.spans import Telemetry
 from baton.router.config import RouterConfig
@@ -43,6 +43,8 @@ from baton.router.trace.record import end_of
 
 logger = logging.getLogger(__name__)
 
+_LEAVE_S = 0.5  # time for requests on the last connections of a shared port, before the drain rejects requests
+
 
 class HttpRouterProcess(RouterProcess):
     """Router process that serves HTTP in addition to gRPC. Construct it while an event loop is running."""
@@ -57,11 +59,20 @@ class HttpRouterProcess(RouterProcess):
             observers.append(keys.observe)
             metrics.register(keys)
         super().__init__(config, telemetry, counts, observers, [stalls.observe, recent.observe])
-        self.http_port = 0
-        """Bound HTTP port; 0 before `start`."""
+        self.http_port = self.metrics_port = 0
+        """Bound HTTP ports; 0 until this router listens there."""
         self._grpc_port = 0
         token_times = self.admin.history.token_times
-        page = PageState(self.cluster, self.queue, self.readiness, self.dispatcher, self.access, recent, token_times)
+        page = PageState(
+            self.cluster,
+            self.queue,
+            self.readiness,
+            self.dispatcher,
+            self.access,
+            recent,
+            token_times,
+            routers=lambda: 1 + self.peers if config.share_ports else 1,
+        )
         bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
         self._parser = Parser(Helper("baton.router.http.parse_process"))
         transport = HttpTransport(bodies, self._parser, config.http_stall_s)
@@ -104,15 +115,41 @@ class HttpRouterProcess(RouterProcess):
         return self._http.slots
 
     async def start(self, running: Running) -> None:
-        """Begin to listen for HTTP, then start the router. Raises: ListenError, TlsError."""
+        """Begin to listen for HTTP, except on a shared port, and start the router. Raises: ListenError, TlsError."""
         self._grpc_port, _ = running.ports
-        host = self._config.http_host
-        self.http_port = await self._http.start(host, self._config.http_port)
-        logger.info("HTTP on %s", host_and_port(host, self.http_port))
+        config = self._config
+        if config.share_ports:
+            check_free(self._address, shared=True)
+        else:
+            await self._listen()
+        if config.metrics_port is not None:
+            metrics = Address("--metrics-port", config.http_host, config.metrics_port)
+            self.metrics_port = await self._http.start(metrics)
+            logger.info("HTTP of this router alone on %s", host_and_port(metrics.host, self.metrics_port))
         await super().start(running)
         if self.batches is not None:
             self._batch_task = asyncio.create_task(self.batches.run(), name="batches")
             self._batch_task.add_done_callback(self._on_task_done)
+
+    async def join(self, running: Running) -> None:
+        if not self.http_port:
+            await self._listen()
+        await super().join(running)
+
+    async def drain(self) -> None:
+        if self._config.share_ports:
+            self._http.leave()
+            await asyncio.sleep(_LEAVE_S)
+        await super().drain()
+
+    @property
+    def _address(self) -> Address:
+        return Address("--http-port", self._config.http_host, self._config.http_port)
+
+    async def _listen(self) -> None:
+        """Begin to listen on the HTTP port. Raises: ListenError, TlsError."""
+        self.http_port = await self._http.start(self._address, self._config.share_ports)
+        logger.info("HTTP on %s", host_and_port(self._address.host, self.http_port))
 
     def _refused(self, path: str, error: BatonError) -> None:
         if path in REQUESTS:

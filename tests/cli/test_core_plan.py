@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.launch.devices import plan_cores
+from baton.launch.devices import Machine, plan_cores
 
 counts = st.integers(1, 6)
 
@@ -11,6 +11,24 @@ counts = st.integers(1, 6)
 def test_core_plan_gives_spare_core_to_router() -> None:
     plan = plan_cores([0, 1, 2], prefill=1, decode=1)
     assert (plan.decode, plan.prefill, plan.router) == (((0,),), ((1,),), (2,))
+
+
+def test_core_plan_gives_several_routers_a_core_each_if_workers_leave_them() -> None:
+    plan = plan_cores(range(8), prefill=1, decode=1, routers=3)
+    assert (plan.decode, plan.prefill, plan.router) == (((0, 1),), ((2, 3, 4),), (5, 6, 7))
+    crowded = plan_cores([0, 1, 2], prefill=1, decode=1, routers=3)
+    assert (crowded.decode, crowded.prefill, crowded.router) == (((0,),), ((1,),), (2,))
+
+
+def test_default_number_of_routers_follows_workers_and_cores() -> None:
+    laptop = Machine(cores=tuple(range(8)), memory_bytes=2**34)
+    assert [laptop.router_count(workers) for workers in (1, 2, 64)] == [1, 1, 1]
+    many = Machine(cores=tuple(range(64)), memory_bytes=2**40)
+    assert [many.router_count(workers) for workers in (2, 15, 16, 32, 64)] == [1, 1, 2, 4, 8]
+    box = Machine(cores=tuple(range(192)), memory_bytes=2**40, gpu_free_bytes=(2**37,) * 8)
+    assert [box.router_count(workers) for workers in (1, 2, 8, 64)] == [1, 2, 8, 16]
+    small = Machine(cores=tuple(range(16)), memory_bytes=2**40, gpu_free_bytes=(2**37,) * 8)
+    assert small.router_count(8) == 2
 
 
 def test_core_plan_without_prefill_gives_decode_all_cores() -> None:

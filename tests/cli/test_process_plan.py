@@ -16,7 +16,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from baton.decode_worker.config import DecodeConfig
 from baton.elastic_worker.config import ElasticConfig
 from baton.launch.devices import DeviceError, Machine
-from baton.launch.process_plan import RouterPorts, choose_redis
+from baton.launch.ports import RouterPorts
+from baton.launch.process_plan import choose_redis
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.process.config import ConfigError, Settings, read_config
 from baton.router.config import RouterConfig
@@ -210,14 +211,18 @@ def test_worker_config_process_group_needs_interface() -> None:
     assert read_config(DecodeConfig, [*flags, "--transport", "gloo", "--transfer-interface", "lo"]).transport == "gloo"
 
 
-def test_process_plan_routers_have_distinct_ports() -> None:
-    specs = by_name(
-        ports=(RouterPorts(50051, 50052, 8000), RouterPorts(50053, 50054, 8001), RouterPorts(50055, 50056, 8002))
-    )
+def test_process_plan_routers_share_public_ports_and_have_own_admin_and_metrics_ports() -> None:
+    specs = by_name(ports=(RouterPorts(50051, 50052, 8000, 8001), RouterPorts(50051, 50053, 8000, 8002)))
     routers = {name: spec for name, spec in specs.items() if spec.stage is Stage.ROUTER}
-    ports = {name: (flag(spec, "--port"), flag(spec, "--admin-port")) for name, spec in routers.items()}
-    assert ports == {"router": ("50051", "50052"), "router-1": ("50053", "50054"), "router-2": ("50055", "50056")}
+    flags = ("--port", "--http-port", "--admin-port", "--metrics-port")
+    ports = {name: tuple(flag(spec, each) for each in flags) for name, spec in routers.items()}
+    assert ports == {"router": ("50051", "8000", "50052", "8001"), "router-1": ("50051", "8000", "50053", "8002")}
+    assert all("--share-ports" in spec.command for spec in routers.values())
     assert {flag(spec, "--namespace") for spec in routers.values()} == {"baton-50051"}
+
+
+def test_process_plan_single_router_shares_no_port() -> None:
+    assert not {"--share-ports", "--metrics-port"} & set(by_name()["router"].command)
 
 
 def test_process_plan_prefill_on_shared_gpu_is_limited() -> None:

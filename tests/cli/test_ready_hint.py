@@ -15,7 +15,8 @@ from baton import IMPORT_PATH
 from baton.cli.keys import make_certificates
 from baton.cli.options import DEFAULT_TARGET, admin_target_of
 from baton.cli.up import ready_lines, script_command
-from baton.launch.process_plan import RouterPorts, ServiceLayout
+from baton.launch.ports import RouterPorts
+from baton.launch.process_plan import ServiceLayout
 from baton.process.security.tls import TlsFiles
 from baton.protos import baton_pb2_grpc
 from tests.client.conftest import Events, FakeBaton
@@ -53,10 +54,12 @@ def test_ready_hint_overrides_target_variable() -> None:
     assert "--target" not in hints(layout(ports=(RouterPorts(7000, 7001, 8000),)), default_target="127.0.0.1:7000")[0]
 
 
-def test_ready_lines_list_further_routers() -> None:
-    two = layout(ports=(RouterPorts(50051, 50052, 8000), RouterPorts(50053, 50054, 8001)))
+def test_ready_lines_of_several_routers_list_own_ports_of_each() -> None:
+    two = layout(ports=(RouterPorts(50051, 50052, 8000, 8001), RouterPorts(50051, 50053, 8000, 8002)))
     lines = ready_lines(two, "./baton", DEFAULT_TARGET, True)
-    assert "  router 2  127.0.0.1:50053, HTTP 8001, admin 127.0.0.1:50054" in lines
+    assert "  gRPC      127.0.0.1:50051   (baton.v1.BatonService)" in lines
+    assert "  admin     127.0.0.1:50052, 127.0.0.1:50053   (2 routers)" in lines
+    assert "  metrics   127.0.0.1:8001, 127.0.0.1:8002" in lines
 
 
 def test_script_command_of_a_clone_is_as_short_as_it_can_be(tmp_path: Path) -> None:

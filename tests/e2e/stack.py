@@ -151,6 +151,25 @@ class Stack:
         self.processes[name] = StackProcess(name, command, self.folder / f"{name}.log")
         return beside
 
+    def share_ports(self, routers: int) -> "list[Stack]":
+        """Replace the router, which is not started yet, by routers that share its ports.
+
+        Return a stack for each that addresses its own admin port and its own HTTP port.
+        """
+        command = [*self.processes["router"].command, "--share-ports", "--metrics-port", "0"]
+        promised = {int(word) for each in self.processes.values() for word in each.command if word.isdigit()}
+        own = iter(free_ports(2 * routers, promised))
+        stacks = []
+        for name in ("router", *(f"router-{number}" for number in range(1, routers))):
+            each = Stack(self.folder, self.port, next(own), self.processes, self.redis, next(own))
+            own_command = list(command)
+            for flag, value in (("--admin-port", each.admin_port), ("--metrics-port", each.http_port)):
+                own_command[own_command.index(flag) + 1] = str(value)
+            self.processes[name] = StackProcess(name, own_command, self.folder / f"{name}.log")
+            stacks.append(each)
+        self.admin_port = stacks[0].admin_port
+        return stacks
+
     def wait_ready(self, workers: int | None = None) -> None:
         """Wait until the router is ready and that many workers, by default all, are connected and have reported."""
         wanted = sum(not name.startswith("router") for name in self.processes) if workers is None else workers

@@ -151,7 +151,7 @@ async def test_lanes_are_named_their_slices_do_not_cross_and_counters_stay_withi
 
 def test_what_cannot_be_drawn_is_an_error_that_says_why(stack: Stack, tmp_path: Path) -> None:
     for arguments, message in (
-        (["no-such-request"], "does not know no-such-request"),
+        (["no-such-request"], "knows no-such-request"),
         (["--last", "ever"], "is not a time of up to an hour"),
     ):
         command = [sys.executable, "-m", "baton.cli", "timeline", *arguments, "--out", str(tmp_path / "no.json")]

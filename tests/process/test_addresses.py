@@ -50,7 +50,7 @@ def test_port_zero_and_free_ports_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("config", "arguments", "options"),
     [
-        (RouterConfig, ROUTER, ("--port", "--admin-port", "--http-port")),
+        (RouterConfig, ROUTER, ("--port", "--admin-port", "--http-port", "--metrics-port")),
         (ElasticConfig, WORKER, ("--port", "--transfer-port", "--health-port")),
     ],
 )
@@ -85,6 +85,21 @@ def listening() -> Iterator[int]:
             ("--http-port", "{taken}"),
             ExitCode.CANNOT_LISTEN,
             "--http-port 127.0.0.1:{taken}: the port is in use by pid",
+        ),
+        (
+            ("--port", "{taken}", "--share-ports"),
+            ExitCode.CANNOT_LISTEN,
+            "--port 127.0.0.1:{taken}: the port is in use by pid",
+        ),
+        (
+            ("--http-port", "{taken}", "--share-ports"),
+            ExitCode.CANNOT_LISTEN,
+            "--http-port 127.0.0.1:{taken}: the port is in use by pid",
+        ),
+        (
+            ("--http-port", "0", "--share-ports"),
+            ExitCode.WRONG_CONFIGURATION,
+            "--share-ports needs a --port and an --http-port",
         ),
         (("--cores", "4095"), ExitCode.WRONG_CONFIGURATION, "--cores: [4095] are not available"),
         (("--tls-cert", "/etc/passwd", "--tls-key", "/etc/passwd"), ExitCode.WRONG_CONFIGURATION, "/etc/passwd"),

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.process.registry.redis_server import free_port
 from baton.process.serving.server import Listener, ListenError, Running, serve
 from tests.fixtures.session_client import eventually
 
@@ -24,9 +25,9 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class ExampleProcess:
     """Counts to `goal` on a stream, one step whenever `step` is set; drains when the stream has ended."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, shared: bool = False) -> None:
         self.listeners: Sequence[Listener] = (
-            Listener(host, port, self._register, ("baton.test.Test",), reflection=True),
+            Listener(host, port, self._register, ("baton.test.Test",), reflection=True, shared=shared),
         )
         self.running: asyncio.Future[Running] = asyncio.get_running_loop().create_future()
         self.events: list[str] = []
@@ -179,6 +180,62 @@ async def test_two_processes_never_share_a_port() -> None:
     running = await first.running
     with pytest.raises(ListenError):
         await serve(ExampleProcess(port=running.ports[0]))
+    running.stop()
+    assert await serving == 0
+
+
+async def connects(port: int) -> bool:
+    """Return whether a gRPC server answers at the port."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            return bool(await _check(channel))
+        except grpc.aio.AioRpcError:
+            return False
+
+
+async def test_shared_port_is_served_from_join_until_the_drain() -> None:
+    port = free_port()
+    first, second = ExampleProcess(port=port, shared=True), ExampleProcess(port=port, shared=True)
+    serving = [asyncio.create_task(serve(each)) for each in (first, second)]
+    one, other = [await each.running for each in (first, second)]
+    assert not await connects(port)
+    for running in (one, other, other):
+        await running.join()
+    assert await connects(port)
+    first.idle.clear()  # the drain waits
+    one.stop()
+    await eventually(lambda: "drain" in first.events)
+    assert all([await connects(port) for _ in range(20)])  # each connection goes to the other process
+    other.stop()
+    assert await serving[1] == 0
+    assert not await connects(port)
+    first.idle.set()
+    assert await serving[0] == 0
+
+
+async def test_stream_on_a_shared_port_finishes_during_the_drain() -> None:
+    process = ExampleProcess(port=free_port(), shared=True)
+    serving = asyncio.create_task(serve(process))
+    running = await process.running
+    await running.join()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{running.ports[0]}") as channel:
+        stream: Any = channel.unary_stream("/baton.test.Test/Stream")
+        call = stream(b"")
+        assert await call.read() == b"1"
+        running.stop()
+        await eventually(lambda: "drain" in process.events)
+        process.go_on.set()
+        assert await call.read() == b"2"
+        assert await call.code() is grpc.StatusCode.OK
+    assert await serving == 0
+
+
+async def test_shared_port_that_another_process_does_not_share_is_refused() -> None:
+    first = ExampleProcess()
+    serving = asyncio.create_task(serve(first))
+    running = await first.running
+    with pytest.raises(ListenError, match="in use"):
+        await serve(ExampleProcess(port=running.ports[0], shared=True))
     running.stop()
     assert await serving == 0
 

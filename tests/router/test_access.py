@@ -160,6 +160,11 @@ def test_routers_know_one_of_an_ipv6_address_as_clients_write_it() -> None:
     assert address_of(config) == "[fd00::1]:50051"
 
 
+def test_address_of_a_router_with_shared_ports_is_its_admin_port() -> None:
+    shared = ["--workers", "decode@b:2", "--share-ports", "--admin-port", "7"]
+    assert address_of(read_config(RouterConfig, shared)) == "127.0.0.1:7"
+
+
 def test_without_workers_and_registry_it_says_what_to_give() -> None:
     with pytest.raises(ConfigError, match=r"--redis-url .* or --workers"):
         read_config(RouterConfig, [])

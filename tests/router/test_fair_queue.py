@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.admission.fair_queue import SPARE_SHARE, Entry, FairQueue
+from baton.router.admission.fair_queue import MAX_AHEAD_TOKENS, SPARE_SHARE, Entry, FairQueue
 
 MOST_TOKENS = 50
 TOKENS = st.integers(1, MOST_TOKENS)
@@ -54,6 +54,32 @@ def test_two_tenants_that_wait_all_the_while_are_served_equally(one: list[int], 
         entry = serve(queue)
         tokens[entry.tenant] += entry.tokens
         assert abs(tokens["one"] - tokens["other"]) <= 2 * MOST_TOKENS
+
+
+def test_tenant_at_two_routers_gets_the_share_of_a_tenant_at_one() -> None:
+    first = filled([("wide", 0, 10)] * 40)
+    second = filled([("wide", 0, 10), ("narrow", 0, 10)] * 40)
+    served: Counter[str] = Counter()
+    for _ in range(30):
+        for queue, other in ((first, second), (second, first)):
+            entry = serve(queue)
+            other.charge(entry.tenant, entry.tokens)
+            served[entry.tenant] += entry.tokens
+    assert abs(served["wide"] - served["narrow"]) <= 2 * 10
+
+
+def test_tenant_served_elsewhere_waits_for_a_bounded_number_of_tokens() -> None:
+    queue = filled([("one", 0, 1_000)] * 100 + [("other", 0, 1_000)] * 100)
+    queue.charge("one", 1 << 40)
+    turns = [serve(queue).tenant for _ in range(80)]
+    assert 60 <= turns.index("one") <= MAX_AHEAD_TOKENS // 1_000 + 1
+
+
+def test_tenant_that_is_charged_before_it_arrives_starts_later() -> None:
+    queue = filled([("one", 0, 10)] * 3)
+    queue.charge("other", 15)
+    queue.add(9, "other", 0, 10)
+    assert [serve(queue).tenant for _ in range(4)] == ["one", "one", "other", "one"]
 
 
 def test_a_tenant_that_comes_late_neither_saved_up_nor_lost() -> None:

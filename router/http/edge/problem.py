@@ -203,7 +203,9 @@ def problem_of(error: BatonError, renamed: Renamed) -> Problem:
         case ResourceExhausted():
             return Problem(status, error.message, code="no_room", retry_after_s=error.retry_after_s)
         case Unavailable():
-            return Problem(status, error.message, code=error.reason.lower(), retry_after_s=error.retry_after_s)
+            leaves = error.reason == "DRAINING"  # a new connection reaches another router, if routers share the port
+            code = error.reason.lower()
+            return Problem(status, error.message, code=code, retry_after_s=error.retry_after_s, ends_connection=leaves)
     return Problem(status, error.message)
 
 

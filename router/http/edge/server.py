@@ -1,4 +1,4 @@
-"""HTTP server: uvicorn's connections on a socket of our own, with limits and without uvicorn's signal handlers."""
+"""HTTP server: uvicorn's connections on sockets of our own, with limits and without uvicorn's signal handlers."""
 
 import asyncio
 import errno
@@ -55,7 +55,7 @@ class _Opening:
 
 
 class HttpServer:
-    """HTTP server of one application on one address. It serves from `start` to `stop`."""
+    """HTTP server of one application. It serves from the first `start` to `stop`."""
 
     def __init__(self, app: ASGIApp, limits: HttpLimits, tls: TlsFiles | None = None) -> None:
         self._config = uvicorn.Config(
@@ -72,7 +72,8 @@ class HttpServer:
         self._tls = tls
         self._tls_context: ssl.SSLContext | None = None
         self._state = ServerState()
-        self._listening: socket.socket | None = None
+        self._listening: list[socket.socket] = []
+        self._shared: list[socket.socket] = []  # those of `_listening` whose port other processes share
         self._resuming: asyncio.TimerHandle | None = None
         self._opening = set[_Opening]()
         self._tasks = set[asyncio.Task[None]]()
@@ -82,24 +83,47 @@ class HttpServer:
     def connections(self) -> int:
         return len(self._state.connections) + len(self._opening)
 
-    async def start(self, host: str, port: int) -> int:
-        """Begin to listen, and return the bound port. Raises: ListenError, TlsError."""
-        self._tls_context = None if self._tls is None else self._tls.http_context()
-        self._listening = listening_socket(host, port, self._limits.stall_s)
-        self.slots.fit_open_files()
-        self._config.load()
+    async def start(self, address: Address, shared: bool = False) -> int:
+        """Begin to listen on an address, and return the bound port. Raises: ListenError, TlsError.
+
+        `shared`: other processes listen on the port, too; `leave` ends this.
+        """
+        if not self._config.loaded:
+            self._tls_context = None if self._tls is None else self._tls.http_context()
+            self.slots.fit_open_files()
+            self._config.load()
+        listening = listening_socket(address, self._limits.stall_s, shared)
+        self._listening.append(listening)
+        if shared:
+            self._shared.append(listening)
         self._accept_on()
-        bound: int = self._listening.getsockname()[1]
+        bound: int = listening.getsockname()[1]
         return bound
+
+    def leave(self) -> None:
+        """Stop listening on shared ports, and close connections after their present answer: their clients' next
+        connections go to other processes.
+        """
+        for listening in self._shared:
+            for _ in range(_BACKLOG // _ACCEPTED_AT_ONCE):  # closing the socket resets connections in its queue
+                self._accept(listening)
+            self._close_listening(listening)
+        self._shared.clear()
+        for connection in list(self._state.connections):
+            if isinstance(connection, HttpConnection) and connection.cycle is not None:
+                connection.shutdown()
+
+    def _close_listening(self, listening: socket.socket) -> None:
+        self._listening.remove(listening)
+        asyncio.get_running_loop().remove_reader(listening)
+        listening.close()
 
     async def stop(self) -> None:
         """Stop listening, wait up to 2 s for running answers, and close all connections."""
-        if self._listening is None:
-            return
         if self._resuming is not None:
             self._resuming.cancel()
-        asyncio.get_running_loop().remove_reader(self._listening)
-        self._listening.close()
+        for listening in list(self._listening):
+            self._close_listening(listening)
         for opening in list(self._opening):
             if opening.silence is None:
                 opening.give_way()
@@ -119,8 +143,8 @@ class HttpServer:
 
     def _accept_on(self) -> None:
         self._resuming = None
-        if self._listening is not None:
-            asyncio.get_running_loop().add_reader(self._listening, self._accept, self._listening)
+        for listening in self._listening:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
         """Accept connections. Pause if no file descriptor is free: uvloop's own server would reset connections."""
@@ -187,13 +211,16 @@ class HttpServer:
         return HttpConnection(self._config, self._state, self._wait_limits, self.slots)
 
 
-def listening_socket(host: str, port: int, stall_s: float) -> socket.socket:
-    """Create a listening socket. Its connections inherit its options. Raises: ListenError."""
-    address = Address("--http-port", host, port)
-    check_free(address)
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+def listening_socket(address: Address, stall_s: float, shared: bool) -> socket.socket:
+    """Create a listening socket. Its connections inherit its options. Raises: ListenError.
+
+    `shared`: other processes of this user may listen on the port, too.
+    """
+    check_free(address, shared)
+    listening = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         # To detect vanished clients: idle connections are probed, and sent bytes must be acknowledged.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -201,7 +228,7 @@ def listening_socket(host: str, port: int, stall_s: float) -> socket.socket:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY_S)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(stall_s * 1e3))
-        listening.bind((host, port))
+        listening.bind((address.host, address.port))
         listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -126,17 +126,21 @@ class PageState:
     recent: RecentRequests
     token_times: WorkerTokenTimes
     clock: Callable[[], float] = time.monotonic
+    routers: Callable[[], int] = lambda: 1
+    """Number of routers that share the page's address."""
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Id of this router process. The page resets when it changes, since a new process numbers requests from 1 again."""
+    """Id of this router process, since each process numbers requests from 1."""
 
     async def answer(self, scope: Scope) -> Reply:
         """Answer with the state that the caller may see. Raises: Unavailable."""
         sees_all, caller = self._sees_all(scope), caller_of(scope)
         tenant = None if sees_all else caller.tenant
+        routers = self.routers()
         culprits = None if tenant is None else self.recent.ids_of(tenant) | self.dispatcher.accounts.running_ids(tenant)
-        return json_reply(
+        reply = json_reply(
             {
                 "instance": self.instance,
+                "routers": routers,
                 "ready": self.readiness.ready and not self.dispatcher.draining,
                 "detail": "draining" if self.dispatcher.draining else self.readiness.detail,
                 "models": await self._models(caller),
@@ -144,6 +148,8 @@ class PageState:
                 "cluster": self._cluster() if sees_all else None,
             }
         )
+        # The page's next poll opens a connection, which may reach another router.
+        return replace(reply, headers={"connection": "close"}) if routers > 1 else reply
 
     def _sees_all(self, scope: Scope) -> bool:
         """Return whether the caller may see the requests of all tenants. Raises: Unauthenticated."""

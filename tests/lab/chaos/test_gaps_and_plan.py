@@ -21,7 +21,7 @@ from baton.lab.chaos.disk.injections import (
     TierScene,
 )
 from baton.lab.chaos.disk.shim import DiskShim
-from baton.lab.chaos.faults import WORKERS, Fault, FaultKind, plan_faults
+from baton.lab.chaos.faults import ALL_ROUTERS, WORKERS, Fault, FaultKind, plan_faults
 from baton.lab.chaos.history import Behaviour, ObservedAttempt, StreamHistory, StreamPiece
 from baton.lab.chaos.hosts.injections import HOST_KINDS
 from baton.lab.chaos.injection import (
@@ -101,6 +101,12 @@ def test_a_seed_makes_the_same_faults_and_every_kind_comes() -> None:
     assert not {each.fault.kind for each in plan_faults(4, 300, without=frozenset({FaultKind.CLOCK}))} & {
         FaultKind.CLOCK
     }
+
+
+def test_plan_for_four_routers_hits_each_of_them() -> None:
+    plan = [each.fault for each in plan_faults(4, 300, routers=4)]
+    assert {each.target for each in plan if each.kind is FaultKind.KILL} == {*WORKERS, *ALL_ROUTERS, "redis"}
+    assert {each.source for each in plan if each.kind is FaultKind.PARTITION} >= set(ALL_ROUTERS)
 
 
 def test_a_disturbed_link_is_one_that_there_is() -> None:

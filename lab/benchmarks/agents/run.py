@@ -74,10 +74,7 @@ TESTED: Mapping[str, TestedAgent] = {
         ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", PROMPT),
         _codex_run,
         lambda path: _codex_run(f"cat {path}"),
-        lambda path, old, new: (
-            "apply_patch",
-            {"input": f"*** Begin Patch\n*** Update File: {path.name}\n@@\n-{old}\n+{new}\n*** End Patch"},
-        ),
+        lambda path, old, new: _codex_run(f"sed -i 's/{old}/{new}/' {path}"),
     ),
     "opencode": TestedAgent(
         "1.18.33",

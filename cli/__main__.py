@@ -51,8 +51,9 @@ for command in (change.reload, change.role):
 app.add_typer(cache.app, name="cache", rich_help_panel=CHANGE)
 app.command(rich_help_panel=MEASURE)(offline.plan)
 if find_spec("baton.lab") is not None:  # the distribution baton-lab is installed
-    from baton.lab.commands import bench, develop, size
+    from baton.lab.commands import bench, develop, replay, size
 
+    app.command(rich_help_panel=WATCH)(replay.replay)
     for command in (size.size, develop.simulate):
         app.command(rich_help_panel=MEASURE)(command)
     app.add_typer(bench.app, name="bench", rich_help_panel=MEASURE)

@@ -105,6 +105,7 @@ def timeline_from(message: admin_pb2.ProcessTimeline) -> ProcessTimeline:
         message,
         role=ROLES.get(message.role, "router"),
         total_blocks=message.timeline.total_blocks,
+        scheduler=dict(message.timeline.scheduler),
         steps=tuple(_moved(step, message.offset_us) for step in steps),
         worker_requests=tuple(
             replace(

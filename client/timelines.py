@@ -1,7 +1,15 @@
 """Timelines of the processes of a cluster. Times are microseconds since 1970, by the router's clock."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerCall:
+    """Call that changed which requests a scheduler has: "add", "reserve", "activate" or "abort"."""
+
+    kind: str
+    request_number: int  # number of the request on this worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +30,9 @@ class TimelineStep:
     preempted: int
     spent_ms: Mapping[str, float]
     drafted_tokens: int = 0  # draft tokens computed in the step
+    calls: tuple[SchedulerCall, ...] = ()  # calls since the previous step, in order
+    observed_s: float = 0.0  # duration from which the scheduler sizes the next steps
+    period_s: float = 0.0  # time since the end of the previous step
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,9 @@ class WorkerRequest:
     failure: str
     drafted_tokens: int = 0
     accepted_tokens: int = 0  # drafted tokens that became part of the answer
+    wanted_us: int | None = None  # time by which its first token is wanted; None: no TTFT objective
+    ttft_slo_ms: float = 0.0  # TTFT objective; 0: none
+    tbt_slo_ms: float = 0.0  # TBT objective; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +94,7 @@ class RoutedRequest:
     ended_us: int
     stages: tuple[RoutedStage, ...]
     stalls: tuple[RoutedStall, ...]
+    decided: str = ""  # what decided about it and what was decided, as JSON; empty unless asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +110,5 @@ class ProcessTimeline:
     requests: tuple[RoutedRequest, ...] = ()
     steps: tuple[TimelineStep, ...] = ()
     worker_requests: tuple[WorkerRequest, ...] = ()
+    scheduler: Mapping[str, float] = field(default_factory=dict)  # settings of a worker's scheduler, by name
+    decided: str = ""  # settings of a router that decide about placements, as JSON; empty unless asked for

@@ -144,7 +144,7 @@ class DecodeService(SessionService[Answer]):
         """Admit a request to the running batch, or fail it with a reason."""
         try:
             params = sampling_params(command.sampling, await constraint_of(self._grammars, command.sampling))
-            objectives = objectives_of(command, answer.times.arrived_s, self._tbt_s)
+            answer.times.objectives = objectives = objectives_of(command, answer.times.arrived_s, self._tbt_s)
             request = request_of(answer.request_id, command, params, answer.adapter, objectives)
         except ValueError as error:
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))

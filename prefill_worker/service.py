@@ -143,7 +143,7 @@ class PrefillService(SessionService[Prompt]):
     def _queue(self, prompt: Prompt, command: session_pb2.Prefill, constraint: Constraint | None) -> None:
         try:
             params = sampling_params(command.sampling, constraint)
-            objectives = objectives_of(command, prompt.times.arrived_s)
+            prompt.times.objectives = objectives = objectives_of(command, prompt.times.arrived_s)
             request = request_of(prompt.request_id, command, params, prompt.adapter, objectives)
         except ValueError as error:
             self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))

@@ -377,12 +377,14 @@ class TierViewStatus(_message.Message):
     def __init__(self, follows: bool = ..., folder_blocks: _Optional[int] = ..., directory_blocks: _Optional[int] = ..., directory_id: _Optional[bytes] = ...) -> None: ...
 
 class GetTimelinesRequest(_message.Message):
-    __slots__ = ("request_id", "last_ms")
+    __slots__ = ("request_id", "last_ms", "with_inputs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_MS_FIELD_NUMBER: _ClassVar[int]
+    WITH_INPUTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     last_ms: int
-    def __init__(self, request_id: _Optional[str] = ..., last_ms: _Optional[int] = ...) -> None: ...
+    with_inputs: bool
+    def __init__(self, request_id: _Optional[str] = ..., last_ms: _Optional[int] = ..., with_inputs: bool = ...) -> None: ...
 
 class GetTimelinesResponse(_message.Message):
     __slots__ = ("process",)
@@ -391,7 +393,7 @@ class GetTimelinesResponse(_message.Message):
     def __init__(self, process: _Optional[_Union[ProcessTimeline, _Mapping]] = ...) -> None: ...
 
 class ProcessTimeline(_message.Message):
-    __slots__ = ("name", "role", "endpoint", "offset_us", "error_us", "failure", "timeline", "requests")
+    __slots__ = ("name", "role", "endpoint", "offset_us", "error_us", "failure", "timeline", "requests", "decided")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -400,6 +402,7 @@ class ProcessTimeline(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: _session_pb2.Role
     endpoint: str
@@ -408,10 +411,11 @@ class ProcessTimeline(_message.Message):
     failure: str
     timeline: _timeline_pb2.GetTimelineResponse
     requests: _containers.RepeatedCompositeFieldContainer[RoutedRequest]
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[_session_pb2.Role, str]] = ..., endpoint: _Optional[str] = ..., offset_us: _Optional[int] = ..., error_us: _Optional[int] = ..., failure: _Optional[str] = ..., timeline: _Optional[_Union[_timeline_pb2.GetTimelineResponse, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[RoutedRequest, _Mapping]]] = ...) -> None: ...
+    decided: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[_session_pb2.Role, str]] = ..., endpoint: _Optional[str] = ..., offset_us: _Optional[int] = ..., error_us: _Optional[int] = ..., failure: _Optional[str] = ..., timeline: _Optional[_Union[_timeline_pb2.GetTimelineResponse, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[RoutedRequest, _Mapping]]] = ..., decided: _Optional[str] = ...) -> None: ...
 
 class RoutedRequest(_message.Message):
-    __slots__ = ("request_id", "trace_id", "name", "status", "began_us", "ended_us", "stages", "stalls")
+    __slots__ = ("request_id", "trace_id", "name", "status", "began_us", "ended_us", "stages", "stalls", "decided")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -420,6 +424,7 @@ class RoutedRequest(_message.Message):
     ENDED_US_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     STALLS_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     trace_id: str
     name: str
@@ -428,7 +433,8 @@ class RoutedRequest(_message.Message):
     ended_us: int
     stages: _containers.RepeatedCompositeFieldContainer[RoutedStage]
     stalls: _containers.RepeatedCompositeFieldContainer[RoutedStall]
-    def __init__(self, request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., name: _Optional[str] = ..., status: _Optional[str] = ..., began_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[RoutedStage, _Mapping]]] = ..., stalls: _Optional[_Iterable[_Union[RoutedStall, _Mapping]]] = ...) -> None: ...
+    decided: str
+    def __init__(self, request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., name: _Optional[str] = ..., status: _Optional[str] = ..., began_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[RoutedStage, _Mapping]]] = ..., stalls: _Optional[_Iterable[_Union[RoutedStall, _Mapping]]] = ..., decided: _Optional[str] = ...) -> None: ...
 
 class RoutedStage(_message.Message):
     __slots__ = ("name", "began_us", "ended_us")

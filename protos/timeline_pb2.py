@@ -24,31 +24,37 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/timeline.proto\x12\x08\x62\x61ton.v1\"%\n\x12GetTimelineRequest\x12\x0f\n\x07last_ms\x18\x01 \x01(\r\"\x8f\x01\n\x13GetTimelineResponse\x12\x0e\n\x06now_us\x18\x01 \x01(\x04\x12%\n\x05steps\x18\x02 \x03(\x0b\x32\x16.baton.v1.TimelineStep\x12+\n\x08requests\x18\x03 \x03(\x0b\x32\x19.baton.v1.TimelineRequest\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\r\"\x8b\x03\n\x0cTimelineStep\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x65gan_us\x18\x02 \x01(\x04\x12\x10\n\x08\x65nded_us\x18\x03 \x01(\x04\x12\x0f\n\x07\x61nswers\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x05 \x01(\r\x12)\n\x07prompts\x18\x06 \x03(\x0b\x32\x18.baton.v1.TimelinePrompt\x12\x14\n\x0cmoved_blocks\x18\x07 \x01(\r\x12\x13\n\x0bheld_blocks\x18\x08 \x01(\r\x12\x0f\n\x07waiting\x18\t \x01(\r\x12\x0c\n\x04late\x18\n \x01(\r\x12\x11\n\tpreempted\x18\x0b \x01(\r\x12\x17\n\x0frequest_numbers\x18\x0c \x03(\r\x12\x35\n\x08spent_ms\x18\r \x03(\x0b\x32#.baton.v1.TimelineStep.SpentMsEntry\x12\x16\n\x0e\x64rafted_tokens\x18\x0e \x01(\r\x1a.\n\x0cSpentMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"8\n\x0eTimelinePrompt\x12\x16\n\x0erequest_number\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xe1\x02\n\x0fTimelineRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\narrived_us\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\'\n\x06\x63hunks\x18\x06 \x03(\x0b\x32\x17.baton.v1.TimelineChunk\x12,\n\x08transfer\x18\x07 \x01(\x0b\x32\x1a.baton.v1.TimelineTransfer\x12\x16\n\x0e\x66irst_token_us\x18\x08 \x01(\x04\x12\x15\n\rlast_token_us\x18\t \x01(\x04\x12\x0e\n\x06tokens\x18\n \x01(\r\x12\x10\n\x08\x65nded_us\x18\x0b \x01(\x04\x12\x0f\n\x07\x66\x61ilure\x18\x0c \x01(\t\x12\x16\n\x0e\x64rafted_tokens\x18\r \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x0e \x01(\r\"C\n\rTimelineChunk\x12\x10\n\x08\x62\x65gan_us\x18\x01 \x01(\x04\x12\x10\n\x08\x65nded_us\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"h\n\x10TimelineTransfer\x12\x10\n\x08\x62\x65gan_us\x18\x01 \x01(\x04\x12\x10\n\x08\x65nded_us\x18\x02 \x01(\x04\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x11\n\ttransport\x18\x05 \x01(\t2]\n\x0fTimelineService\x12J\n\x0bGetTimeline\x12\x1c.baton.v1.GetTimelineRequest\x1a\x1d.baton.v1.GetTimelineResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/timeline.proto\x12\x08\x62\x61ton.v1\"%\n\x12GetTimelineRequest\x12\x0f\n\x07last_ms\x18\x01 \x01(\r\"\x82\x02\n\x13GetTimelineResponse\x12\x0e\n\x06now_us\x18\x01 \x01(\x04\x12%\n\x05steps\x18\x02 \x03(\x0b\x32\x16.baton.v1.TimelineStep\x12+\n\x08requests\x18\x03 \x03(\x0b\x32\x19.baton.v1.TimelineRequest\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\r\x12?\n\tscheduler\x18\x05 \x03(\x0b\x32,.baton.v1.GetTimelineResponse.SchedulerEntry\x1a\x30\n\x0eSchedulerEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd9\x03\n\x0cTimelineStep\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x65gan_us\x18\x02 \x01(\x04\x12\x10\n\x08\x65nded_us\x18\x03 \x01(\x04\x12\x0f\n\x07\x61nswers\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x05 \x01(\r\x12)\n\x07prompts\x18\x06 \x03(\x0b\x32\x18.baton.v1.TimelinePrompt\x12\x14\n\x0cmoved_blocks\x18\x07 \x01(\r\x12\x13\n\x0bheld_blocks\x18\x08 \x01(\r\x12\x0f\n\x07waiting\x18\t \x01(\r\x12\x0c\n\x04late\x18\n \x01(\r\x12\x11\n\tpreempted\x18\x0b \x01(\r\x12\x17\n\x0frequest_numbers\x18\x0c \x03(\r\x12\x35\n\x08spent_ms\x18\r \x03(\x0b\x32#.baton.v1.TimelineStep.SpentMsEntry\x12\x16\n\x0e\x64rafted_tokens\x18\x0e \x01(\r\x12&\n\x05\x63\x61lls\x18\x0f \x03(\x0b\x32\x17.baton.v1.SchedulerCall\x12\x12\n\nobserved_s\x18\x10 \x01(\x01\x12\x10\n\x08period_s\x18\x11 \x01(\x01\x1a.\n\x0cSpentMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"5\n\rSchedulerCall\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x16\n\x0erequest_number\x18\x02 \x01(\x04\"8\n\x0eTimelinePrompt\x12\x16\n\x0erequest_number\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\x9d\x03\n\x0fTimelineRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\narrived_us\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\'\n\x06\x63hunks\x18\x06 \x03(\x0b\x32\x17.baton.v1.TimelineChunk\x12,\n\x08transfer\x18\x07 \x01(\x0b\x32\x1a.baton.v1.TimelineTransfer\x12\x16\n\x0e\x66irst_token_us\x18\x08 \x01(\x04\x12\x15\n\rlast_token_us\x18\t \x01(\x04\x12\x0e\n\x06tokens\x18\n \x01(\r\x12\x10\n\x08\x65nded_us\x18\x0b \x01(\x04\x12\x0f\n\x07\x66\x61ilure\x18\x0c \x01(\t\x12\x16\n\x0e\x64rafted_tokens\x18\r \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x0e \x01(\r\x12\x11\n\twanted_us\x18\x0f \x01(\x04\x12\x13\n\x0bttft_slo_ms\x18\x10 \x01(\x01\x12\x12\n\ntbt_slo_ms\x18\x11 \x01(\x01\"C\n\rTimelineChunk\x12\x10\n\x08\x62\x65gan_us\x18\x01 \x01(\x04\x12\x10\n\x08\x65nded_us\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"h\n\x10TimelineTransfer\x12\x10\n\x08\x62\x65gan_us\x18\x01 \x01(\x04\x12\x10\n\x08\x65nded_us\x18\x02 \x01(\x04\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x11\n\ttransport\x18\x05 \x01(\t2]\n\x0fTimelineService\x12J\n\x0bGetTimeline\x12\x1c.baton.v1.GetTimelineRequest\x1a\x1d.baton.v1.GetTimelineResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.timeline_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GETTIMELINERESPONSE_SCHEDULERENTRY']._loaded_options = None
+  _globals['_GETTIMELINERESPONSE_SCHEDULERENTRY']._serialized_options = b'8\001'
   _globals['_TIMELINESTEP_SPENTMSENTRY']._loaded_options = None
   _globals['_TIMELINESTEP_SPENTMSENTRY']._serialized_options = b'8\001'
   _globals['_GETTIMELINEREQUEST']._serialized_start=35
   _globals['_GETTIMELINEREQUEST']._serialized_end=72
   _globals['_GETTIMELINERESPONSE']._serialized_start=75
-  _globals['_GETTIMELINERESPONSE']._serialized_end=218
-  _globals['_TIMELINESTEP']._serialized_start=221
-  _globals['_TIMELINESTEP']._serialized_end=616
-  _globals['_TIMELINESTEP_SPENTMSENTRY']._serialized_start=570
-  _globals['_TIMELINESTEP_SPENTMSENTRY']._serialized_end=616
-  _globals['_TIMELINEPROMPT']._serialized_start=618
-  _globals['_TIMELINEPROMPT']._serialized_end=674
-  _globals['_TIMELINEREQUEST']._serialized_start=677
-  _globals['_TIMELINEREQUEST']._serialized_end=1030
-  _globals['_TIMELINECHUNK']._serialized_start=1032
-  _globals['_TIMELINECHUNK']._serialized_end=1099
-  _globals['_TIMELINETRANSFER']._serialized_start=1101
-  _globals['_TIMELINETRANSFER']._serialized_end=1205
-  _globals['_TIMELINESERVICE']._serialized_start=1207
-  _globals['_TIMELINESERVICE']._serialized_end=1300
+  _globals['_GETTIMELINERESPONSE']._serialized_end=333
+  _globals['_GETTIMELINERESPONSE_SCHEDULERENTRY']._serialized_start=285
+  _globals['_GETTIMELINERESPONSE_SCHEDULERENTRY']._serialized_end=333
+  _globals['_TIMELINESTEP']._serialized_start=336
+  _globals['_TIMELINESTEP']._serialized_end=809
+  _globals['_TIMELINESTEP_SPENTMSENTRY']._serialized_start=763
+  _globals['_TIMELINESTEP_SPENTMSENTRY']._serialized_end=809
+  _globals['_SCHEDULERCALL']._serialized_start=811
+  _globals['_SCHEDULERCALL']._serialized_end=864
+  _globals['_TIMELINEPROMPT']._serialized_start=866
+  _globals['_TIMELINEPROMPT']._serialized_end=922
+  _globals['_TIMELINEREQUEST']._serialized_start=925
+  _globals['_TIMELINEREQUEST']._serialized_end=1338
+  _globals['_TIMELINECHUNK']._serialized_start=1340
+  _globals['_TIMELINECHUNK']._serialized_end=1407
+  _globals['_TIMELINETRANSFER']._serialized_start=1409
+  _globals['_TIMELINETRANSFER']._serialized_end=1513
+  _globals['_TIMELINESERVICE']._serialized_start=1515
+  _globals['_TIMELINESERVICE']._serialized_end=1608
 # @@protoc_insertion_point(module_scope)

@@ -12,19 +12,28 @@ class GetTimelineRequest(_message.Message):
     def __init__(self, last_ms: _Optional[int] = ...) -> None: ...
 
 class GetTimelineResponse(_message.Message):
-    __slots__ = ("now_us", "steps", "requests", "total_blocks")
+    __slots__ = ("now_us", "steps", "requests", "total_blocks", "scheduler")
+    class SchedulerEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     NOW_US_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     now_us: int
     steps: _containers.RepeatedCompositeFieldContainer[TimelineStep]
     requests: _containers.RepeatedCompositeFieldContainer[TimelineRequest]
     total_blocks: int
-    def __init__(self, now_us: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[TimelineStep, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[TimelineRequest, _Mapping]]] = ..., total_blocks: _Optional[int] = ...) -> None: ...
+    scheduler: _containers.ScalarMap[str, float]
+    def __init__(self, now_us: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[TimelineStep, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[TimelineRequest, _Mapping]]] = ..., total_blocks: _Optional[int] = ..., scheduler: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class TimelineStep(_message.Message):
-    __slots__ = ("number", "began_us", "ended_us", "answers", "context_tokens", "prompts", "moved_blocks", "held_blocks", "waiting", "late", "preempted", "request_numbers", "spent_ms", "drafted_tokens")
+    __slots__ = ("number", "began_us", "ended_us", "answers", "context_tokens", "prompts", "moved_blocks", "held_blocks", "waiting", "late", "preempted", "request_numbers", "spent_ms", "drafted_tokens", "calls", "observed_s", "period_s")
     class SpentMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +55,9 @@ class TimelineStep(_message.Message):
     REQUEST_NUMBERS_FIELD_NUMBER: _ClassVar[int]
     SPENT_MS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_S_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_S_FIELD_NUMBER: _ClassVar[int]
     number: int
     began_us: int
     ended_us: int
@@ -60,7 +72,18 @@ class TimelineStep(_message.Message):
     request_numbers: _containers.RepeatedScalarFieldContainer[int]
     spent_ms: _containers.ScalarMap[str, float]
     drafted_tokens: int
-    def __init__(self, number: _Optional[int] = ..., began_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., answers: _Optional[int] = ..., context_tokens: _Optional[int] = ..., prompts: _Optional[_Iterable[_Union[TimelinePrompt, _Mapping]]] = ..., moved_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., waiting: _Optional[int] = ..., late: _Optional[int] = ..., preempted: _Optional[int] = ..., request_numbers: _Optional[_Iterable[int]] = ..., spent_ms: _Optional[_Mapping[str, float]] = ..., drafted_tokens: _Optional[int] = ...) -> None: ...
+    calls: _containers.RepeatedCompositeFieldContainer[SchedulerCall]
+    observed_s: float
+    period_s: float
+    def __init__(self, number: _Optional[int] = ..., began_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., answers: _Optional[int] = ..., context_tokens: _Optional[int] = ..., prompts: _Optional[_Iterable[_Union[TimelinePrompt, _Mapping]]] = ..., moved_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., waiting: _Optional[int] = ..., late: _Optional[int] = ..., preempted: _Optional[int] = ..., request_numbers: _Optional[_Iterable[int]] = ..., spent_ms: _Optional[_Mapping[str, float]] = ..., drafted_tokens: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[SchedulerCall, _Mapping]]] = ..., observed_s: _Optional[float] = ..., period_s: _Optional[float] = ...) -> None: ...
+
+class SchedulerCall(_message.Message):
+    __slots__ = ("kind", "request_number")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    request_number: int
+    def __init__(self, kind: _Optional[str] = ..., request_number: _Optional[int] = ...) -> None: ...
 
 class TimelinePrompt(_message.Message):
     __slots__ = ("request_number", "tokens")
@@ -71,7 +94,7 @@ class TimelinePrompt(_message.Message):
     def __init__(self, request_number: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class TimelineRequest(_message.Message):
-    __slots__ = ("number", "request_id", "arrived_us", "prompt_tokens", "cached_tokens", "chunks", "transfer", "first_token_us", "last_token_us", "tokens", "ended_us", "failure", "drafted_tokens", "accepted_tokens")
+    __slots__ = ("number", "request_id", "arrived_us", "prompt_tokens", "cached_tokens", "chunks", "transfer", "first_token_us", "last_token_us", "tokens", "ended_us", "failure", "drafted_tokens", "accepted_tokens", "wanted_us", "ttft_slo_ms", "tbt_slo_ms")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_US_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +109,9 @@ class TimelineRequest(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_US_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     number: int
     request_id: str
     arrived_us: int
@@ -100,7 +126,10 @@ class TimelineRequest(_message.Message):
     failure: str
     drafted_tokens: int
     accepted_tokens: int
-    def __init__(self, number: _Optional[int] = ..., request_id: _Optional[str] = ..., arrived_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[TimelineChunk, _Mapping]]] = ..., transfer: _Optional[_Union[TimelineTransfer, _Mapping]] = ..., first_token_us: _Optional[int] = ..., last_token_us: _Optional[int] = ..., tokens: _Optional[int] = ..., ended_us: _Optional[int] = ..., failure: _Optional[str] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    wanted_us: int
+    ttft_slo_ms: float
+    tbt_slo_ms: float
+    def __init__(self, number: _Optional[int] = ..., request_id: _Optional[str] = ..., arrived_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[TimelineChunk, _Mapping]]] = ..., transfer: _Optional[_Union[TimelineTransfer, _Mapping]] = ..., first_token_us: _Optional[int] = ..., last_token_us: _Optional[int] = ..., tokens: _Optional[int] = ..., ended_us: _Optional[int] = ..., failure: _Optional[str] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., wanted_us: _Optional[int] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ...) -> None: ...
 
 class TimelineChunk(_message.Message):
     __slots__ = ("began_us", "ended_us", "tokens")

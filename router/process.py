@@ -54,6 +54,7 @@ from baton.router.trace.latency import RecentLatency, WorkerTokenTimes
 from baton.router.trace.report import RecentReports
 from baton.router.trace.spans import RecordObserver, ServerAddress, Tracer
 from baton.router.trace.stalls import StallBound
+from baton.router.types.plain import to_plain
 from baton.text.cpu_wait import ProcessQueue, QueueTime
 
 logger = logging.getLogger(__name__)
@@ -287,7 +288,12 @@ class RouterProcess:
     def _make_history(self, recent: RecentReports) -> RequestHistory:
         config, cluster = self._config, self.cluster
         explainer = Explainer(recent, cluster.name_of, caches=cluster.caches)
-        timelines = Timelines(recent, lambda: cluster.workers, config.internal_tls, config.cluster_secret)
+        settings = {
+            "policy": to_plain(placement_policy(config)),
+            "ttft_slo_ms": config.objectives.ttft_ms,
+            "tbt_slo_ms": config.objectives.tbt_ms,
+        }
+        timelines = Timelines(recent, lambda: cluster.workers, config.internal_tls, config.cluster_secret, settings)
         return RequestHistory(explainer, RecentLatency(), WorkerTokenTimes(), timelines)
 
     def _admin_token(self) -> str:

@@ -1,5 +1,6 @@
 """Servicer of timelines: the newest steps and requests of this worker, from bounded memory."""
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -29,6 +30,7 @@ class TimelineServicer(timeline_pb2_grpc.TimelineServiceServicer):
             response.steps.extend(map(step_message, self._steps(since_s)))
             response.requests.extend(map(request_message, self._requests.since(since_s)))
             response.total_blocks = self._loop.load.pages.total
+            response.scheduler.update(self._loop.settings)
         response.now_us = _us(time.monotonic())
         return response
 
@@ -52,11 +54,14 @@ def step_message(step: StepRecord) -> timeline_pb2.TimelineStep:
         request_numbers=step.answers,
         drafted_tokens=step.drafted_tokens,
         spent_ms={name: seconds * 1e3 for name, seconds in _named(step).items() if seconds > 1e-6},
+        calls=[timeline_pb2.SchedulerCall(kind=call.kind.value, request_number=call.request_id) for call in step.calls],
+        observed_s=step.observed_s,
+        period_s=step.period_s,
     )
 
 
 def request_message(times: RequestTimes) -> timeline_pb2.TimelineRequest:
-    transfer = times.transfer
+    transfer, wanted = times.transfer, times.objectives
     return timeline_pb2.TimelineRequest(
         number=times.number,
         request_id=times.request_id,
@@ -83,7 +88,14 @@ def request_message(times: RequestTimes) -> timeline_pb2.TimelineRequest:
         accepted_tokens=times.accepted_tokens,
         ended_us=_us(times.ended_s),
         failure=times.failure,
+        wanted_us=_us(_finite(wanted.first_token_at_s)),
+        ttft_slo_ms=1e3 * (_finite(wanted.ttft_s) or 0.0),
+        tbt_slo_ms=1e3 * (_finite(wanted.tbt_s) or 0.0),
     )
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
 
 
 def _named(step: StepRecord) -> dict[str, float]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from baton.engine.request import NO_OBJECTIVES, Objectives
+
 KEPT_REQUESTS = 1024
 KEPT_CHUNKS = 64  # maximum number of chunks per prompt; the last one covers all later chunks
 
@@ -56,6 +58,7 @@ class RequestTimes:
     tokens: int = 0  # answer tokens generated on this worker
     drafted_tokens: int = 0  # drafted tokens that steps computed
     accepted_tokens: int = 0  # drafted tokens that sampling accepted
+    objectives: Objectives = NO_OBJECTIVES
     failure: str = ""
     ended_s: float | None = None  # time when its resources were released
 

@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from baton.cli.bundle.decided import FixedNames, decided_record
 from baton.cli.bundle.log_lines import safe_lines, tail
 from baton.cli.bundle.machine import describe_machine
 from baton.cli.bundle.processes import PROC, BatonProcess, admin_targets, find_processes
 from baton.cli.bundle.redaction import Redactor, redactor_for, shown_flags, shown_variables
 from baton.cli.connection import admin_client
 from baton.client import AdminClient
+from baton.client.timelines import ProcessTimeline
 from baton.launch import CommandFailed
 from baton.launch.log_files import PATTERN, newest_first
 from baton.launch.paths import RUNTIME
@@ -28,6 +30,8 @@ MAX_FILE_BYTES = 8 << 20
 LOG_BYTES = 512 << 10  # bytes that are kept from the end of each process's log
 MAX_REQUESTS = 256  # maximum number of newest requests per router
 CALL_S = 3.0
+RECORD_MS = 3_600_000  # period of record.json; processes keep less of it, in bounded memory
+RECORD_CALL_S = 30.0
 ABOUT = """\
 A bug report of Baton, written by `baton bundle` at {made:%Y-%m-%d %H:%M:%S} UTC.
 
@@ -36,6 +40,9 @@ Files:
 
 Missing, and why:
 {missing}
+
+`baton replay` reads record.json: lengths, settings and times of the newest requests and steps; equal blocks of prompts
+have equal numbers, which say nothing of their content.
 
 Left out on purpose: prompts and answers, API keys and their hashes, certificates and their keys, headers, users and
 passwords in URLs, and every setting and log line that is not on a list of harmless ones. Request ids, which clients may
@@ -63,6 +70,7 @@ class Missing:
     reason: str
 
 
+Fetched = TypeVar("Fetched")
 Part = Callable[[Sources], Iterator[tuple[str, object]]]
 """Function that yields names of files with their content: text, JSON, or a Missing."""
 
@@ -102,12 +110,25 @@ def _newest_requests(admin: AdminClient) -> object:
     return [safe_texts(asdict(each)) for each in admin.recent_requests(limit=MAX_REQUESTS)]
 
 
-def _fetched(target: str, fetch: Callable[[AdminClient], object]) -> object:
+def _fetched(target: str, fetch: Callable[[AdminClient], Fetched]) -> Fetched | Missing:
     try:
         with admin_client(target, CALL_S) as admin:
             return fetch(admin)
     except CommandFailed as error:
         return Missing(str(error))
+
+
+def record(sources: Sources) -> Iterator[tuple[str, object]]:
+    """Yield what decided about the newest requests and steps, of all routers and their workers."""
+    found = [_fetched(target, _timelines) for target in sources.admin_targets]
+    timelines = [each for each in found if not isinstance(each, Missing)]
+    yield from (("record.json", each) for each in found if isinstance(each, Missing))
+    if timelines:
+        yield "record.json", FixedNames(safe_texts(decided_record(timelines, MAX_FILE_BYTES)))
+
+
+def _timelines(admin: AdminClient) -> Sequence[ProcessTimeline]:
+    return admin.timelines(last_ms=RECORD_MS, with_inputs=True, timeout_s=RECORD_CALL_S)
 
 
 def safe_texts(value: Any, name: str = "") -> Any:
@@ -147,7 +168,7 @@ def _last_lines(path: Path) -> Sequence[str]:
     return [*(tail(older(path), room) if room > 0 and older(path).is_file() else []), *lines]
 
 
-PARTS: tuple[Part, ...] = (machine, configuration, routers, logs)
+PARTS: tuple[Part, ...] = (machine, configuration, routers, record, logs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +194,8 @@ def collect(parts: Sequence[Part], sources: Sources, redactor: Redactor) -> Bund
 
 
 def _bytes_of(content: object, redactor: Redactor) -> bytes:
+    if isinstance(content, FixedNames):
+        return content.cleaned(redactor.clean)
     text = content if isinstance(content, str) else json.dumps(content, indent=1, default=str) + "\n"
     data = redactor.clean(text).encode(errors="replace")
     return data if len(data) <= MAX_FILE_BYTES else data[:MAX_FILE_BYTES] + b"\n[truncated]\n"

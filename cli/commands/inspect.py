@@ -159,8 +159,9 @@ def bundle(
     ] = None,
     http: Annotated[list[str] | None, typer.Option(hidden=True, help="Ignored; the next release removes it.")] = None,
 ) -> None:
-    """Write an archive for a bug report: machine and versions, configuration, status, recent requests and logs, without
-    prompts, answers or secrets. Works also when nothing runs, and says what is missing and why.
+    """Write an archive for a bug report: machine and versions, configuration, status, recent requests, a record for
+    `baton replay`, and logs, without prompts, answers or secrets. Works also when nothing runs, and says what is
+    missing and why.
     """
     from baton.cli.bundle.command import make_bundle
 

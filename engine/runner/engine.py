@@ -83,8 +83,9 @@ class Engine:
             self._ended_s = math.inf
             return None
         self._ahead = self._launch(self.scheduler.plan_ahead(), step) if self._runner.launches_ahead else None
-        self.done = done = _finished(step)
-        self._observe(step.plan)
+        finished = _finished(step)
+        seconds, period_s = self._observe(step.plan)
+        self.done = done = finished._replace(observed_s=seconds, period_s=period_s)
         return self.scheduler.commit(step.plan, done.results)
 
     def _launch(self, plan: Plan | None, after: StepInFlight | None) -> StepInFlight | None:
@@ -94,7 +95,12 @@ class Engine:
             self._free_since = time.monotonic()
         return StepInFlight(plan, self._runner.launch(plan, after and after.launched))
 
-    def _observe(self, plan: Plan) -> None:
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether the next step is planned and launched before the results of this one are known."""
+        return self._runner.launches_ahead
+
+    def _observe(self, plan: Plan) -> tuple[float, float]:
         """Record how long a step took on the device, and how long its answers waited for their next token."""
         now = time.monotonic()
         seconds, self._free_since = now - self._free_since, now
@@ -104,6 +110,7 @@ class Engine:
             self.slow_down.observe(plan.tokens, seconds)
         if self.throttle is not None:
             self.scheduler.max_step_tokens = self.throttle.observe(seconds)
+        return seconds, period_s
 
 
 def _finished(step: StepInFlight) -> DoneStep:

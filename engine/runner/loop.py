@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,8 +16,10 @@ from baton.engine.request import FirstToken, Request, Reservation
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.step_records import (
     NO_TIME,
+    CallKind,
     HandOver,
     LoopDelay,
+    SchedulerCall,
     StepHistory,
     StepRecord,
     StepRecorder,
@@ -101,6 +103,7 @@ class EngineLoop:
         self._engine = engine
         self._scheduler = scheduler = engine.scheduler
         self._recorder: StepRecorder | None = None
+        self._calls: list[SchedulerCall] = []  # calls since the last step; used on the engine's thread only
         loop_thread = threading.get_native_id()
         self.history = StepHistory()
         """Steps whose outcomes were delivered."""
@@ -116,7 +119,8 @@ class EngineLoop:
         def on_step(outcomes: Sequence[SchedulerOutcome], timing: StepTiming) -> None:
             recorder, done = self._recorder, engine.done
             assert recorder is not None and done is not None
-            record = recorder.record(timing, done, self._thread.idle_s)
+            record = recorder.record(timing, done, self._thread.idle_s, self._calls)
+            self._calls.clear()
             _post(events, hand_over, outcomes, record)
 
         def hand_over(outcomes: Sequence[SchedulerOutcome], record: StepRecord) -> None:
@@ -165,22 +169,34 @@ class EngineLoop:
 
     def add(self, request: Request, cache_root: bytes | None = None) -> Future[None]:
         """Queue a prompt to compute here. The future raises RequestRefused, RequestTooLong."""
-        return self._thread.call(self._scheduler.add, request, cache_root)
+        return self._thread.call(
+            self._recorded, CallKind.ADD, request.request_id, self._scheduler.add, request, cache_root
+        )
 
     def reserve(self, request: Request, cache_root: bytes | None) -> "Future[Reservation | None]":
         """Reserve blocks for a prompt whose KV will be received; None if too few are free. Raises: RequestRefused."""
-        return self._thread.call(self._scheduler.reserve, request, cache_root)
+        reserve = self._scheduler.reserve
+        return self._thread.call(self._recorded, CallKind.RESERVE, request.request_id, reserve, request, cache_root)
 
     def activate(self, request_id: int, first_tokens: Sequence[FirstToken]) -> Future[list[SchedulerOutcome]]:
         """Start the choices of a request whose KV has arrived. The choices join the batch at the next step."""
-        return self._thread.call(self._scheduler.activate, request_id, first_tokens)
+        activate = self._scheduler.activate
+        return self._thread.call(self._recorded, CallKind.ACTIVATE, request_id, activate, request_id, first_tokens)
 
     def abort(self, request_id: int, landed_blocks: int = 0) -> None:
         """Remove a request in any phase, before later calls are executed. Unknown requests are ignored.
 
         No copy into its blocks may be in flight. `landed_blocks`: see `Scheduler.abort`.
         """
-        self._thread.post(self._scheduler.abort, request_id, landed_blocks)
+        abort = self._scheduler.abort
+        self._thread.post(self._recorded, CallKind.ABORT, request_id, abort, request_id, landed_blocks)
+
+    def _recorded(self, kind: CallKind, request_id: int, call: Callable[..., Result], *arguments: Any) -> Result:
+        """Call the scheduler, and record the call for the next step's record."""
+        result = call(*arguments)
+        if kind is not CallKind.RESERVE or result is not None:
+            self._calls.append(SchedulerCall(kind, request_id))
+        return result
 
     def begin_fetch(
         self, hashes: Sequence[bytes], worthwhile: Callable[[int], bool]
@@ -258,6 +274,11 @@ class EngineLoop:
     def turns(self) -> int | None:
         """Liveness counter of the thread: see `EngineThread.turns`. Readable on any thread."""
         return self._thread.turns
+
+    @property
+    def settings(self) -> Mapping[str, float]:
+        """Settings that decide what a step computes, by name; flags are 0 or 1."""
+        return {**self._scheduler.settings, "launches_ahead": float(self._engine.launches_ahead)}
 
     @property
     def load(self) -> EngineLoad:

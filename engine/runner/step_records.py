@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum, auto
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
@@ -32,6 +33,20 @@ class StepTimeBreakdown(NamedTuple):
 class PromptPart(NamedTuple):
     request_id: int
     tokens: int  # prompt tokens computed in this step
+
+
+class CallKind(StrEnum):
+    """Call of a scheduler that changes which requests it has."""
+
+    ADD = auto()
+    RESERVE = auto()
+    ACTIVATE = auto()
+    ABORT = auto()
+
+
+class SchedulerCall(NamedTuple):
+    kind: CallKind
+    request_id: int
 
 
 class ChoiceKey(NamedTuple):
@@ -81,6 +96,9 @@ class StepRecord(StepTiming):
     preempted: tuple[ChoiceKey, ...] = ()  # preempted choices that were waiting for blocks
     held_blocks: int = 0  # blocks in use in the pool after the step
     waiting: int = 0  # number of sequences waiting for blocks after the step
+    calls: tuple[SchedulerCall, ...] = ()  # calls since the previous step, in order
+    observed_s: float = 0.0  # duration that the scheduler observed
+    period_s: float = 0.0  # time since the end of the previous step that the scheduler observed
 
     @property
     def interval_s(self) -> float:
@@ -128,6 +146,8 @@ class DoneStep(NamedTuple):
     moving_s: float = 0.0
     masks_s: float = 0.0
     device_s: float = 0.0  # time off the core, waiting for the device
+    observed_s: float = 0.0  # see StepRecord
+    period_s: float = 0.0
 
 
 class Meter(Protocol):
@@ -150,8 +170,12 @@ class StepRecorder:
     def close(self) -> None:
         self._meter.close()
 
-    def record(self, timing: StepTiming, step: DoneStep, idle_s: float) -> StepRecord:
-        """Create the record of a step. `idle_s`: time without work between the previous step and this one."""
+    def record(
+        self, timing: StepTiming, step: DoneStep, idle_s: float, calls: Sequence[SchedulerCall] = ()
+    ) -> StepRecord:
+        """Create the record of a step. `idle_s`: time without work between the previous step and this one. `calls`:
+        calls of the scheduler in that time.
+        """
         now, before = self._meter.read(), self._before
         interval_s = timing.ended - (timing.started - idle_s if self._ended is None else self._ended)
         self._before, self._ended, self._number = now, timing.ended, self._number + 1
@@ -182,6 +206,9 @@ class StepRecorder:
             preempted=_preempted(batch),
             held_blocks=batch.pool.counts.held,
             waiting=len(batch.waiting),
+            calls=tuple(calls),
+            observed_s=step.observed_s,
+            period_s=step.period_s,
         )
 
 

@@ -11,7 +11,7 @@ the oldest sequence always fits once every transfer has finished.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -127,6 +127,7 @@ class Scheduler:
         self._max_sequences = max_sequences
         self._budget = budget
         self._tbt_s = tbt_s
+        self._swap_slots = 0 if swap is None else swap.total_slots
 
     def add(self, request: Request, cache_root: bytes | None = None) -> None:
         """Queue a prompt to compute here. Raises: RequestTooLong, RequestRefused.
@@ -277,6 +278,22 @@ class Scheduler:
         """Prefill rates without answers, and of urgent prompts next to answers; both None without a budget."""
         budget = self._budget
         return PromptRates(None, None) if budget is None else budget.rates(self.max_step_tokens, self._tbt_s)
+
+    @property
+    def settings(self) -> Mapping[str, float]:
+        """Settings that decide what a step computes, by name; flags are 0 or 1."""
+        return {
+            "block_tokens": self._block_tokens,
+            "max_step_tokens": self.max_step_tokens,
+            "max_sequences": self._max_sequences,
+            "tail_tokens": self._tail_tokens,
+            "tbt_s": self._tbt_s,
+            "swap_slots": self._swap_slots,
+            "total_blocks": self.pool.total_blocks,
+            "whole_prompts": self._whole_prompts,
+            "drafts": self.speculation is not None,
+            "windows": self.pool.groups.count > 1,
+        }
 
     def stop_choice(self, request_id: int, choice: int) -> bool:
         """Stop one choice that has started. Returns whether it was still being generated."""

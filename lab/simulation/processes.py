@@ -204,12 +204,14 @@ class Factory:
         worker = ServedWorker(config, host.as_host(), epoch.number, role, {role: make_noted}, cast(Any, pulls))
         return await serve(_Observed(WorkerProcess(config, worker, epoch), life), DRAIN_S)
 
-    def router(self, workers: tuple[WorkerRecord, ...]) -> Callable[[SimulatedMachine], Coroutine[Any, Any, int]]:
+    def router(
+        self, workers: tuple[WorkerRecord, ...], flags: tuple[str, ...] = ()
+    ) -> Callable[[SimulatedMachine], Coroutine[Any, Any, int]]:
         async def begin(machine: SimulatedMachine) -> int:
             life = machine.life
             if life is None:
                 raise RuntimeError(f"{machine.name} runs no process")
-            config = _router_config(machine.name, () if self._shape.announced else workers)
+            config = _router_config(machine.name, () if self._shape.announced else workers, flags)
             life.router = RouterProcess(config, NoTelemetry())
             return await serve(_Observed(life.router, life), DRAIN_S)
 
@@ -299,11 +301,11 @@ def _differs(name: str, shape: WorkerShape) -> dict[str, object]:
 
 
 @cache
-def _router_config(name: str, workers: tuple[WorkerRecord, ...]) -> RouterConfig:
+def _router_config(name: str, workers: tuple[WorkerRecord, ...], flags: tuple[str, ...]) -> RouterConfig:
     listed = ",".join(f"{worker.role}@{worker.endpoint}" for worker in workers)
     ports = ("--host", name, "--port", str(PORT), "--admin-port", str(PORT + 1))
     members = ("--workers", listed) if workers else ("--redis-url", URL)
-    return read_config(RouterConfig, (*ports, *members, "--insecure", "--no-reflection", "--planner", "off"))
+    return read_config(RouterConfig, (*ports, *members, "--insecure", "--no-reflection", "--planner", "off", *flags))
 
 
 def worker_record(name: str, role: WorkerRole) -> WorkerRecord:

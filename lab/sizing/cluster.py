@@ -16,8 +16,10 @@ from typing import Any
 
 from baton.client import AsyncBatonClient
 from baton.client.errors import BatonClientError
+from baton.client.requests import GenerateOptions
 from baton.client.retry import RetryPolicy
 from baton.client.types import Delta
+from baton.decode_worker.config import DecodeConfig
 from baton.engine.scheduler.drafts import PerSequenceDrafter
 from baton.lab.simulation.files.disk import SimulatedDisk
 from baton.lab.simulation.host import Pace, SharedMemories, SimulatedHost, SimulatedRunner, prepared_model
@@ -28,16 +30,21 @@ from baton.lab.simulation.network.loop import SimulatedLoop, SimulatedProcess, s
 from baton.lab.simulation.processes import Factory, SimulatedMachine, WorkerShape, worker_record
 from baton.lab.simulation.redis import SimulatedRedis
 from baton.lab.simulation.seams import installed
-from baton.lab.sizing.costs import MeasuredCosts, Overheads
+from baton.lab.sizing.costs import Overheads, StepCosts
 from baton.lab.sizing.runner import CostRunner, TimedPullThread
 from baton.prefill_worker.config import PrefillConfig
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
+from baton.router.process import RouterProcess
+from baton.router.trace.report import RequestReport
 from baton.worker.transfer.reader import CONFIRM_PERIOD_S
 
 READY_S = 30.0
 SETTLE_S = 1.5  # virtual time until all workers are connected to each other
 LOOK_S = 0.25
 JITTER = 0.3  # largest extra delay of a message, as a fraction of the usual delay; most are much smaller
+
+
+CostsOf = Callable[[WorkerRole], StepCosts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,8 @@ class ClusterShape:
     chunk_tokens: int = 512
     tail_tokens: int = 64
     block_tokens: int = 32
+    decode_chunk_tokens: int = 0  # of decode workers; 0: chunk_tokens
+    tbt_s: float | None = None  # TBT objective of decode workers, 0: none; None: the default
 
     def __str__(self) -> str:
         return f"{self.prefill}P+{self.decode}D"
@@ -64,6 +73,8 @@ class SizingCall:
     at_s: float
     prompt: bytes
     answer_tokens: int
+    request_id: str = ""  # empty: the router chooses it
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -92,24 +103,33 @@ class CallResult:
 class CostFactory(Factory):
     """Creates workers that compute nothing and take as long as the measured curves say."""
 
-    def __init__(self, *arguments: Any, costs: MeasuredCosts, overheads: Overheads, cluster: ClusterShape) -> None:
+    def __init__(self, *arguments: Any, costs_of: CostsOf, overheads: Overheads, cluster: ClusterShape) -> None:
         super().__init__(*arguments)
-        self._costs, self._overheads, self._cluster = costs, overheads, cluster
+        self._costs_of, self._overheads, self._cluster = costs_of, overheads, cluster
         self._prepared_model = prepared_model(
             cluster.kv_tokens // cluster.block_tokens, cluster.block_tokens, cluster.context_tokens
         )
 
     def _host(self, name: str) -> SimulatedHost:
-        return SimulatedHost(self._prepared_model, self._memories, self._runner)
+        costs = self._costs_of(WorkerRole(name.partition("-")[0]))
 
-    def _runner(self, numbers: KvNumbers) -> SimulatedRunner:
-        return CostRunner(self._loop, self._draw, numbers, self._costs, self._overheads.step_s)
+        def runner(numbers: KvNumbers) -> SimulatedRunner:
+            return CostRunner(self._loop, self._draw, numbers, costs, self._overheads.step_s)
+
+        return SimulatedHost(self._prepared_model, self._memories, runner)
 
     def _pulls(self, host: SimulatedHost) -> TimedPullThread:
         return TimedPullThread(self._draw, self._overheads, self._cluster.block_tokens)
 
     def _prefill_config(self, name: str) -> PrefillConfig:
         return super()._prefill_config(name).but(tail_tokens=self._cluster.tail_tokens)
+
+    def _decode_config(self, name: str) -> DecodeConfig:
+        cluster = self._cluster
+        config = super()._decode_config(name).but(chunk_tokens=cluster.decode_chunk_tokens or cluster.chunk_tokens)
+        if cluster.tbt_s is None:
+            return config
+        return config.but(strict_tbt=True) if not cluster.tbt_s else config.but(tbt_slo_ms=1e3 * cluster.tbt_s)
 
 
 def _worker_shape(cluster: ClusterShape, overheads: Overheads) -> WorkerShape:
@@ -133,7 +153,19 @@ def _worker_shape(cluster: ClusterShape, overheads: Overheads) -> WorkerShape:
 class SimulatedCluster:
     """Simulated cluster for one load. Its processes run only within `run`."""
 
-    def __init__(self, cluster: ClusterShape, costs: MeasuredCosts, overheads: Overheads, seed: int) -> None:
+    def __init__(
+        self,
+        cluster: ClusterShape,
+        costs_of: CostsOf,
+        overheads: Overheads,
+        seed: int,
+        router_flags: tuple[str, ...] = (),
+        on_ready: Callable[[RouterProcess], None] = lambda router: None,
+    ) -> None:
+        """Build the processes. `on_ready` is called with the router before the load begins."""
+        self._on_ready = on_ready
+        self.reports: tuple[RequestReport, ...] = ()
+        """The router's reports of the newest completed requests, once the load is over."""
         self._draw = draw = random.Random(seed)
         self._loop = SimulatedLoop(random.Random(draw.random()))
         network = Network(self._loop, random.Random(draw.random()), overheads.message_s, overheads.message_s * JITTER)
@@ -149,14 +181,14 @@ class SimulatedCluster:
             self._disk,
             random.Random(draw.random()),
             _worker_shape(cluster, overheads),
-            costs=costs,
+            costs_of=costs_of,
             overheads=overheads,
             cluster=cluster,
         )
         roles = [(WorkerRole.PREFILL, cluster.prefill), (WorkerRole.DECODE, cluster.decode)]
         records = tuple(worker_record(f"{role}-{n}", role) for role, count in roles for n in range(count))
         self._workers = [_machine(factory, record) for record in records]
-        self._router = factory.machine("router", factory.router(records))
+        self._router = factory.machine("router", factory.router(records, router_flags))
         self._client = SimulatedProcess("client")
 
     def run(self, calls: Sequence[SizingCall], on_done: Callable[[], object] = lambda: None) -> list[CallResult]:
@@ -192,6 +224,10 @@ class SimulatedCluster:
                 raise RuntimeError(f"the simulated router was not ready after {READY_S:g} s of virtual time")
             await asyncio.sleep(LOOK_S)
         await asyncio.sleep(SETTLE_S)
+        router = self._router.life.router if self._router.life is not None else None
+        if router is None:
+            raise RuntimeError("the simulated router has ended")
+        self._on_ready(router)
         client = self._client.context.run(
             AsyncBatonClient, [self._router.endpoint], timeout_s=3600.0, retry=RetryPolicy(attempts=1)
         )
@@ -201,6 +237,8 @@ class SimulatedCluster:
             for call, answered in zip(calls, answers, strict=True)
         ]
         await asyncio.gather(*tasks)
+        await asyncio.sleep(LOOK_S)  # reports are generated after the answers
+        self.reports = tuple(router.tracer.recent.newest())
         return answers
 
     async def _ask(
@@ -209,7 +247,9 @@ class SimulatedCluster:
         loop = self._loop
         await asyncio.sleep(call.at_s)
         sent_s = loop.time()
-        answer = client.generate(tuple(call.prompt), max_tokens=call.answer_tokens, temperature=0.0, ignore_eos=True)
+        options: GenerateOptions = {"max_tokens": call.answer_tokens, "temperature": 0.0, "ignore_eos": True}
+        options |= {"request_id": call.request_id, "priority": call.priority}
+        answer = client.generate(tuple(call.prompt), **options)
         try:
             async with aclosing(answer) as events:
                 async for event in events:
@@ -241,19 +281,19 @@ def _stalled(what: str, still_s: float) -> None:
 
 def run_cluster(
     cluster: ClusterShape,
-    costs: MeasuredCosts,
+    costs: StepCosts,
     overheads: Overheads,
     calls: Sequence[SizingCall],
     seed: int,
     on_done: Callable[[], object] = lambda: None,
 ) -> list[CallResult]:
     """Run calls on a simulated cluster; `on_done` is called after each. Raises: RuntimeError if it gets stuck."""
-    with _quiet():
-        return SimulatedCluster(cluster, costs, overheads, seed).run(calls, on_done)
+    with quiet():
+        return SimulatedCluster(cluster, lambda role: costs, overheads, seed).run(calls, on_done)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the logs of the simulated processes, and close their objects."""
     silenced, collects, hook = logging.root.manager.disable, gc.isenabled(), sys.unraisablehook
     logging.disable()

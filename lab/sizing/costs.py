@@ -8,7 +8,7 @@ step without answers adds a fixed part, extrapolated from the two shortest measu
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from baton.engine.request import Plan
 
@@ -40,6 +40,13 @@ class Curve:
     def at_zero(self) -> float:
         """Return the value at 0, which is never negative."""
         return max(0.0, self.at(0.0))
+
+
+class StepCosts(Protocol):
+    """Durations of steps."""
+
+    def seconds(self, plan: Plan) -> float:
+        """Return the duration of a step."""
 
 
 @dataclass(frozen=True, slots=True)

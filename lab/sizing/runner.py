@@ -9,7 +9,7 @@ from baton.kvtransfer.transport import BlockPair, LinkRate, Transport
 from baton.lab.simulation.host import Pace, SimulatedPullThread, SimulatedRunner
 from baton.lab.simulation.model import KvNumbers
 from baton.lab.simulation.network.loop import SimulatedLoop
-from baton.lab.sizing.costs import MeasuredCosts, Overheads
+from baton.lab.sizing.costs import Overheads, StepCosts
 
 TOKEN = 1  # id of every generated token: the content of answers does not matter
 TOKEN_BYTES = 8  # simulated KV of one token
@@ -18,9 +18,7 @@ TOKEN_BYTES = 8  # simulated KV of one token
 class CostRunner(SimulatedRunner):
     """Step runner that takes as long as the curves say. It writes no KV, since nothing reads it."""
 
-    def __init__(
-        self, loop: SimulatedLoop, draw: random.Random, numbers: KvNumbers, costs: MeasuredCosts, step_s: float
-    ):
+    def __init__(self, loop: SimulatedLoop, draw: random.Random, numbers: KvNumbers, costs: StepCosts, step_s: float):
         super().__init__(loop, draw, numbers, Pace(0.0, 0.0, 0.0))
         self._costs = costs
         self._step_s = step_s

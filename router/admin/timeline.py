@@ -4,9 +4,11 @@ The offset of a worker's clock is estimated from round trips. Its error is at mo
 """
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -20,6 +22,7 @@ from baton.protos import admin_pb2, timeline_pb2, timeline_pb2_grpc
 from baton.router.admin.wire import ROLES
 from baton.router.fleet.wire import cause_message
 from baton.router.placement.cluster import Worker
+from baton.router.trace.decided import decided
 from baton.router.trace.report import RecentReports, RequestReport
 
 CALL_TIMEOUT_S = 5.0
@@ -27,22 +30,31 @@ CLOCK_CALLS = 4
 LONGEST_MS = 3_600_000
 BEFORE_MS = 1000  # time shown before a request's start; a delayed call to a worker shortens it
 MAX_MS = 2**32 - 1  # maximum of the uint32 field `last_ms`
+MOST_DECIDED_BYTES = 8 << 20  # as much as a bundle takes
 
 
 @dataclass(frozen=True, slots=True)
 class Timelines:
-    """Collects timelines of this router and of its current `workers`."""
+    """Collects timelines of this router and of its current `workers`.
+
+    `settings`: settings of this router that decide about placements.
+    """
 
     recent: RecentReports
     workers: Callable[[], Sequence[Worker]]
     tls: InternalTls | None
     secret: ClusterSecret | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     async def collect(self, request: admin_pb2.GetTimelinesRequest) -> AsyncIterator[admin_pb2.ProcessTimeline]:
         """Yield this router's timeline, then those of the workers as they arrive. Raises: InvalidArgument, NotFound."""
         asked_s = time.monotonic()
         chosen, last_ms = self._chosen(request)
-        yield admin_pb2.ProcessTimeline(name="router", requests=map(routed_request, chosen))
+        own = admin_pb2.ProcessTimeline(name="router", requests=map(routed_request, chosen))
+        if request.with_inputs:
+            own.decided = json.dumps(self.settings)
+            await _add_decided(own, chosen)
+        yield own
         asked = [self._worker(worker, asked_s, last_ms) for worker in self.workers()]
         for arriving in asyncio.as_completed(asked):
             yield await arriving
@@ -84,6 +96,18 @@ async def _offset(stub: timeline_pb2_grpc.TimelineServiceStub) -> tuple[int, int
         estimate.take(sent_s, time.monotonic(), 0.0, answer.now_us / 1e6)
     best = estimate.best or ClockOffset(0.0, CALL_TIMEOUT_S)  # fallback if no round trip took measurable time
     return wall.at(-best.offset_s) // 1000, round(best.error_s * 1e6)
+
+
+async def _add_decided(own: admin_pb2.ProcessTimeline, reports: Sequence[RequestReport]) -> None:
+    """Add to each request what decided about it, newest first, up to MOST_DECIDED_BYTES."""
+    left_bytes = MOST_DECIDED_BYTES
+    for message, report in zip(reversed(own.requests), reversed(reports), strict=True):
+        text = json.dumps(decided(report))
+        left_bytes -= len(text)
+        if left_bytes < 0:
+            return
+        message.decided = text
+        await asyncio.sleep(0)  # answers must not wait until all requests are converted
 
 
 def routed_request(report: RequestReport) -> admin_pb2.RoutedRequest:

@@ -6,6 +6,7 @@ if there is no prefill worker, if nearly all of the prompt is cached there, or, 
 workers are too busy.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
@@ -79,6 +80,7 @@ class Decision:
     decode: Weighed
     local: LocalPrefill | None
     soonest_prefill_ms: float = 0.0  # TTFT of the best prefill worker, if `local` depended on it
+    first_token_in_ms: float = math.inf  # time that was left for the first token when this was decided
 
     def kept(self, most: int) -> "Decision":
         """Return a copy with at most `most` workers: the chosen workers, then the first of the others."""
@@ -231,7 +233,7 @@ def decide(request: PlacementRequest, workers: Sequence[WorkerView], policy: Pla
     computing = _weigh_prefill(request, untried or prefill, policy.weighing) if prefill else None
     source = computing.worker if computing else None
     answering = _weigh_decode(request, _preferred_decode(request, with_credit, source), source, policy.weighing)
-    decision = Decision(workers, suited, computing, answering, None)
+    decision = Decision(workers, suited, computing, answering, None, first_token_in_ms=request.first_token_in_ms)
     if computing is None:
         return replace(decision, local=LocalPrefill.NO_PREFILL_WORKER)
     if not untried and policy.no_prefill_worker is _LOCAL:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from baton.process.telemetry.spans import FinishedSpan, WallClock
 from baton.router.cache.autopsy import NOWHERE, Held
+from baton.router.trace.decided import RequestInputs, inputs_of
 from baton.router.trace.latency import quantiles
 from baton.router.trace.record import (
     AttemptNote,
@@ -77,6 +78,7 @@ class RequestReport:
     stage_times: tuple[StageTime, ...] = ()  # empty while the request runs
     prompt_change: ShownChange | None = None  # where the prompt differs from that of the session's last turn
     not_acted_upon: tuple[str, ...] = ()  # fields, headers and tools of the call that were accepted without effect
+    inputs: RequestInputs | None = None  # None: the request was rejected before it was prepared, or runs
 
     @property
     def began_ns(self) -> int:
@@ -127,6 +129,7 @@ def report_of(
         stage_times=tuple(StageTime(span.name, span.start_ns, span.end_ns) for span in spans[1:]),
         prompt_change=record.prompt_change,
         not_acted_upon=tuple(dict.fromkeys(record.not_acted_upon)),
+        inputs=inputs_of(prepared) if prepared is not None and record.end is not None else None,
     )
 
 

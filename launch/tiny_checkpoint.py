@@ -1,10 +1,10 @@
 """Tiny checkpoint with random weights, for tests and for machines without a model.
 
-It is a Llama with a tokenizer of one token per byte; its output is noise.
+It is a Llama; its output is noise. Its tokenizer has one token per byte, and more if it learns from texts.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy
@@ -12,6 +12,7 @@ import numpy
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT_TOKENS = 64, 176, 4, 4, 2, 16, 2048
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCABULARY = len(SPECIAL) + 256
+LEARNED_VOCABULARY = 4096
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -19,16 +20,21 @@ CHAT_TEMPLATE = (
 
 
 def write_tiny_checkpoint(
-    folder: Path, seed: int = 0, context_tokens: int = CONTEXT_TOKENS, layers: int = LAYERS
+    folder: Path,
+    seed: int = 0,
+    context_tokens: int = CONTEXT_TOKENS,
+    layers: int = LAYERS,
+    texts: Iterable[str] = (),
 ) -> None:
-    """Write config, weights and tokenizer; equal seeds give equal files."""
+    """Write config, weights and tokenizer; equal arguments give equal files. `texts`: for the tokenizer to learn."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    weights = dict(_weights(numpy.random.default_rng(seed), layers))
+    vocabulary = _write_tokenizer(folder / "tokenizer.json", texts)
+    weights = dict(_weights(numpy.random.default_rng(seed), layers, vocabulary))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     end = SPECIAL.index("<|im_end|>")
-    _write_json(folder / "config.json", _config(end, context_tokens, layers))
+    _write_json(folder / "config.json", _config(end, context_tokens, layers, vocabulary))
     _write_json(folder / "generation_config.json", {"eos_token_id": end, "pad_token_id": 0})
     _write_json(
         folder / "tokenizer_config.json",
@@ -41,10 +47,9 @@ def write_tiny_checkpoint(
             "clean_up_tokenization_spaces": False,
         },
     )
-    _write_tokenizer(folder / "tokenizer.json")
 
 
-def _config(end: int, context_tokens: int, layers: int) -> dict[str, object]:
+def _config(end: int, context_tokens: int, layers: int, vocabulary: int) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -60,21 +65,21 @@ def _config(end: int, context_tokens: int, layers: int) -> dict[str, object]:
         "rms_norm_eps": 1e-6,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "tie_word_embeddings": True,
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "bos_token_id": None,
         "eos_token_id": end,
         "pad_token_id": 0,
     }
 
 
-def _weights(random: numpy.random.Generator, layers: int) -> Iterator[tuple[str, numpy.ndarray]]:
+def _weights(random: numpy.random.Generator, layers: int, vocabulary: int) -> Iterator[tuple[str, numpy.ndarray]]:
     def normal(rows: int, columns: int, spread: float | None = None) -> numpy.ndarray:
         # A wider spread than in trained models, so that the likeliest token leads by a margin.
         spread = (2.0 / (rows + columns)) ** 0.5 * 1.6 if spread is None else spread
         return random.normal(0.0, spread, (rows, columns)).astype(numpy.float32)
 
     ones = numpy.ones(HIDDEN, numpy.float32)
-    yield "model.embed_tokens.weight", normal(VOCABULARY, HIDDEN, 0.3)
+    yield "model.embed_tokens.weight", normal(vocabulary, HIDDEN, 0.3)
     yield "model.norm.weight", ones
     for layer in range(layers):
         prefix = f"model.layers.{layer}"
@@ -89,8 +94,9 @@ def _weights(random: numpy.random.Generator, layers: int) -> Iterator[tuple[str,
         yield f"{prefix}.mlp.down_proj.weight", normal(HIDDEN, INTERMEDIATE)
 
 
-def _write_tokenizer(path: Path) -> None:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+def _write_tokenizer(path: Path, texts: Iterable[str]) -> int:
+    """Write the tokenizer; return the size of its vocabulary."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate((*SPECIAL, *alphabet))}
@@ -98,7 +104,14 @@ def _write_tokenizer(path: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    if learned := list(texts):
+        special, single = list(SPECIAL), pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=LEARNED_VOCABULARY, special_tokens=special, initial_alphabet=single, show_progress=False
+        )
+        tokenizer.train_from_iterator(learned, trainer)
     tokenizer.save(str(path))
+    return tokenizer.get_vocab_size()
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:

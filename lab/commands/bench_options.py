@@ -454,5 +454,9 @@ class AgentsOptions:
         None
     )
     turns: Annotated[int, typer.Option(min=1, help="Calls of a tool in a session.")] = 30
+    kills: Annotated[
+        bool,
+        typer.Option("--kills", help="Kill a decode worker, the prefill worker, Redis and the router in a session."),
+    ] = False
     folder: Annotated[Path | None, typer.Option(help="Folder of the installed agents. Default: .cache/agents.")] = None
     json: Annotated[bool, typer.Option("--json", help="An object instead of a table.")] = False

@@ -1,86 +1,122 @@
-"""Workers that answer agents from a script, through the sessions of a real router.
+"""Elastic worker that computes real KV and answers agents from a script.
 
-`-m baton.lab.benchmarks.agents.worker FOLDER PREFILL_PORT DECODE_PORT INTERVAL_MS SCRIPT PROMPTS` runs a prefill and a
-decode worker. SCRIPT is a JSON file with a list of texts: the n-th answers a prompt that has n results of tools. A
-prompt without tools gets a title. For each prompt with tools, a JSON line is appended to PROMPTS.
+`-m baton.lab.benchmarks.agents.worker MODEL SCRIPT RECORD [flags of the elastic worker ...]`. SCRIPT is a JSON file
+with a list of texts: the n-th answers a prompt that has n results of tools. A prompt without tools gets a title. Masks,
+as of structured output, leave one token at each step, so that prompts and answers pass through steps, caches, transfers
+and files like any others. A JSON line is appended to RECORD for each `PromptEvent`.
 """
 
 import json
+import os
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy
 from tokenizers import Tokenizer
 
-from baton.lab.benchmarks.router.worker import ZeroSequence, ZeroWorker, serve_workers
+from baton.engine.sampling.constraint import AllowedDrafts, Constraint, MaskBuffer
+from baton.engine.sampling.mask_threads import Mask
 from baton.launch.tiny_checkpoint import SPECIAL
-from baton.process.serving.server import run
 from baton.protos import session_pb2
+from baton.worker.main import start
 
-CONTEXT_TOKENS = 1 << 19
 RESULT, TOOLS = "<tool_response>", "# Tools"
 """Texts of the generic format of tools, by which prompts are recognised."""
 TITLE = "Title"
+PROMPT_SENT, ANSWER_STARTED, ANSWER_HALF = "prompt sent", "answer started", "answer half"
 _END = SPECIAL.index("<|im_end|>")
+Command = session_pb2.Prefill | session_pb2.Start
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEvent:
+    """Event of a prompt on the worker with process id `pid`.
+
+    `kind`: a command arrived for prefill (PROMPT_SENT) or for the answer (ANSWER_STARTED), or half of the answer's
+    tokens were sampled (ANSWER_HALF). `step`: number of results in the prompt; None for a prompt without tools.
+    """
+
+    kind: str
+    step: int | None
+    pid: int
+    request_id: str
+    prompt: Sequence[int] = ()  # token ids, with ANSWER_STARTED
+    answer: Sequence[int] = ()  # token ids, with ANSWER_STARTED
+
+
+class ScriptedAnswer(Constraint):
+    """Constraint that allows only the next token of an answer."""
+
+    def __init__(self, token_ids: Sequence[int], vocab_size: int, on_half: Callable[[], None]) -> None:
+        self._token_ids, self._vocab_size, self._on_half = token_ids, vocab_size, on_half
+
+    def mask(self, choice: int, history: Sequence[int], prompt_tokens: int, drafted_tokens: int = 0) -> Mask:
+        position = len(history) - prompt_tokens
+        if position == len(self._token_ids) // 2:
+            self._on_half()
+        token_id, room = self._token_ids[position], MaskBuffer(self._vocab_size)
+        room.words[token_id // 32] = 1 << token_id % 32
+        return Mask.of(room.allowed)
+
+    def vet(
+        self, choice: int, history: Sequence[int], prompt_tokens: int, drafted: Sequence[int], most: int
+    ) -> AllowedDrafts:
+        return AllowedDrafts()
 
 
 class Script:
     """Answers by the number of results in a prompt, and the record of all prompts."""
 
-    def __init__(self, folder: Path, answers: list[str], record: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    def __init__(self, model: Path, answers: Sequence[str], record: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._answers = answers
         self._record = record
-        self._prompts: list[numpy.ndarray] = []
-        self._known: dict[int, list[int]] = {}  # answers by attempt: both workers ask for them
 
-    def answer(self, attempt_id: int, token_ids: list[int]) -> list[int]:
-        """Return the tokens that answer a prompt, and record the prompt."""
-        if attempt_id not in self._known:
-            text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
-            step = text.count(RESULT) if TOOLS in text else None
-            answer = TITLE if step is None else self._answers[min(step, len(self._answers) - 1)]
-            self._known[attempt_id] = [*self._tokenizer.encode(answer).ids, _END]
-            if step is not None:
-                self._note(numpy.array(token_ids), step)
-        return self._known[attempt_id]
+    def answer(self, command: Command) -> ScriptedAnswer:
+        """Return the constraint for the answer to a command, and record the command."""
+        prompt = list(command.token_ids[: len(command.token_ids) - command.answered_tokens])
+        text = self._tokenizer.decode(prompt, skip_special_tokens=False)
+        step = text.count(RESULT) if TOOLS in text else None
+        scripted = TITLE if step is None else self._answers[min(step, len(self._answers) - 1)]
+        token_ids = [*self._tokenizer.encode(scripted).ids, _END]
+        event = PromptEvent(PROMPT_SENT, step, os.getpid(), command.request_id)
+        if isinstance(command, session_pb2.Start):
+            self._note(replace(event, kind=ANSWER_STARTED, prompt=prompt, answer=token_ids))
+        else:
+            self._note(event)
+        note_half = partial(self._note, replace(event, kind=ANSWER_HALF))
+        return ScriptedAnswer(token_ids, self._tokenizer.get_vocab_size(), note_half)
 
-    def _note(self, prompt: numpy.ndarray, step: int) -> None:
-        """Record the length of a prompt, and how much of the most similar earlier prompt it repeats."""
-        repeated = max(((_common(earlier, prompt), len(earlier)) for earlier in self._prompts), default=(0, 0))
-        self._prompts.append(prompt)
-        line = {"step": step, "tokens": len(prompt), "repeated": repeated[0], "earlier": repeated[1]}
-        with self._record.open("a") as lines:
-            lines.write(json.dumps(line) + "\n")
-
-
-def _common(one: numpy.ndarray, other: numpy.ndarray) -> int:
-    """Return the number of equal tokens at the beginning."""
-    size = min(len(one), len(other))
-    different = numpy.flatnonzero(one[:size] != other[:size])
-    return int(different[0]) if len(different) else size
+    def _note(self, event: PromptEvent) -> None:
+        """Append an event in one write, since several workers share the file."""
+        with self._record.open("ab", buffering=0) as lines:
+            lines.write(json.dumps(asdict(event)).encode() + b"\n")
 
 
-class ScriptedWorker(ZeroWorker):
-    """Worker that answers from a script, one token per step."""
+def answer_from(script: Script) -> None:
+    """Patch the roles of this process so that their requests get the answers of a script."""
+    from baton.decode_worker import service as decode
+    from baton.prefill_worker import service as prefill
+    from baton.worker.wire import request_of
 
-    def __init__(self, role: "session_pb2.Role", folder: str, script: Script) -> None:
-        super().__init__(role, folder)
-        self.info.model.max_model_len = CONTEXT_TOKENS
-        self._script = script
+    def scripted(request_id: int, command: Command, params: Any, *further: Any) -> Any:
+        return request_of(request_id, command, replace(params, constraint=script.answer(command)), *further)
 
-    def _begun(self, command: Any) -> ZeroSequence:
-        answer = self._script.answer(command.attempt_id, list(command.token_ids))
-        return ZeroSequence(command.attempt_id, 0, min(len(answer), command.sampling.max_tokens), answer)
+    services: tuple[Any, ...] = (decode, prefill)
+    for service in services:
+        service.request_of = scripted
 
 
-def main(folder: str, ports: tuple[int, int], interval_s: float, script: Path, record: Path) -> int:
-    answers = Script(Path(folder), json.loads(script.read_text()), record)
-    roles = (session_pb2.ROLE_PREFILL, session_pb2.ROLE_DECODE)
-    return run(serve_workers([ScriptedWorker(role, folder, answers) for role in roles], ports, interval_s))
+def main() -> int:
+    """Patch the roles, then run the elastic worker."""
+    model, script, record = map(Path, sys.argv[1:4])
+    del sys.argv[1:4]
+    answer_from(Script(model, json.loads(script.read_text()), record))
+    return start("baton.elastic_worker", "elastic", "ElasticConfig")
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    sys.exit(main(given[0], (int(given[1]), int(given[2])), float(given[3]) / 1e3, Path(given[4]), Path(given[5])))
+    sys.exit(main())

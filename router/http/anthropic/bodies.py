@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from baton.router.http.anthropic.client_tools import CLIENT_TOOLS
 from baton.router.http.dialects import (
     OWN,
     PROVIDER_BLOCKS,
@@ -150,8 +151,21 @@ class CustomTool(ToolUnserved):
     defer_loading: bool | None = Field(None, description="true: described only where a tool_reference names it")
 
 
+class ClientTool(ToolUnserved):
+    """Tool of Anthropic that the client runs: a function with the arguments in CLIENT_TOOLS."""
+
+    type: str = Field(json_schema_extra={"enum": list(CLIENT_TOOLS)})  # tool_kinds has checked it
+    name: str
+    cache_control: CacheControl | None = None
+    strict: bool | None = Field(None, description="as in a custom tool")
+    defer_loading: bool | None = Field(None, description="as in a custom tool")
+
+    max_characters: Count | None = harmless("the client shortens the files that it shows")
+
+
 AnthropicTool = Annotated[
-    Annotated[CustomTool, Tag("custom")] | ProviderTool, tool_kinds({None: "custom", "custom": "custom"})
+    Annotated[CustomTool, Tag("custom")] | Annotated[ClientTool, Tag("client")] | ProviderTool,
+    tool_kinds({None: "custom", "custom": "custom", **dict.fromkeys(CLIENT_TOOLS, "client")}),
 ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from baton.router.http.anthropic.bodies import (
     AnyTool,
     AssistantTurn,
+    ClientTool,
     CustomTool,
     DocumentBlock,
     ForcedTool,
@@ -20,6 +21,7 @@ from baton.router.http.anthropic.bodies import (
     ToolUseBlock,
     UserTurn,
 )
+from baton.router.http.anthropic.client_tools import CLIENT_TOOLS
 from baton.router.http.chat_body import ChatPart, function_tool, named_tool, request_fields, schema_format
 from baton.router.http.edge.problem import refused
 from baton.router.http.messages import ChatRequest
@@ -37,7 +39,7 @@ def chat_of(message: PromptFields, template: ChatTemplate | None, call: HttpCall
     """
     continues = _continues(message)
     choice = message.tool_choice
-    tools = [each for each in message.tools or () if isinstance(each, CustomTool)]
+    tools = [_custom(each) for each in message.tools or () if not isinstance(each, dict)]
     call.reader.not_acted_upon += _left_out(message)
     chat: dict[str, Any] = {
         **request_fields(message),
@@ -61,12 +63,26 @@ def chat_of(message: PromptFields, template: ChatTemplate | None, call: HttpCall
 def _left_out(message: PromptFields) -> Iterator[str]:
     """Yield the provider's own tools, and types of blocks that are left out of the prompt."""
     for place, tool in enumerate(message.tools or ()):
-        if not isinstance(tool, CustomTool):
+        if isinstance(tool, dict):
             yield f"tools[{place}] ({tool['type']})"
     for turn in message.messages:
         for block in turn.content:
             if isinstance(block, dict):
                 yield f"messages ({block['type']})"
+
+
+def _custom(tool: CustomTool | ClientTool) -> CustomTool:
+    """Return a tool with its description and schema."""
+    if isinstance(tool, CustomTool):
+        return tool
+    form = CLIENT_TOOLS[tool.type]
+    return CustomTool(
+        name=tool.name,
+        description=form.description,
+        input_schema=form.schema,
+        strict=tool.strict,
+        defer_loading=tool.defer_loading,
+    )
 
 
 def _tool(tool: CustomTool) -> ChatPart:

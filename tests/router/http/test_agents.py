@@ -109,6 +109,42 @@ async def test_provider_tools_and_their_blocks_are_left_out_and_listed(gateway: 
     assert "[assistant]done[user]go on" in gateway.prompt() and "web_search" not in gateway.prompt()
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "arguments"),
+    [
+        ("bash_20250124", "bash", {"command": "ls"}),
+        ("text_editor_20250124", "str_replace_editor", {"command": "undo_edit", "path": "/a"}),
+        (
+            "text_editor_20250728",
+            "str_replace_based_edit_tool",
+            {"command": "insert", "path": "/a", "insert_line": 0, "insert_text": "x"},
+        ),
+        ("memory_20250818", "memory", {"command": "rename", "old_path": "/memories/a", "new_path": "/memories/b"}),
+    ],
+)
+async def test_tools_that_anthropics_client_runs_are_described_and_called(
+    gateway: Gateway, kind: str, name: str, arguments: dict[str, Any]
+) -> None:
+    tool = {"type": kind, "name": name, "cache_control": MARK}
+    if kind == "text_editor_20250728":
+        tool["max_characters"] = 1000
+    gateway.says(f'<tool_call>{{"name": "{name}", "arguments": {json.dumps(arguments)}}}</tool_call>')
+
+    answer = await gateway.post(ANTHROPIC, **claude(tools=[tool], tool_choice={"type": "tool", "name": name}))
+
+    [call] = answer["content"]
+    assert (call["type"], call["name"], call["input"]) == ("tool_use", name, arguments)
+    assert answer["stop_reason"] == "tool_use"
+    described, _, _ = gateway.prompt().partition("[system]")
+    assert all(f'"{argument}"' in described for argument in arguments)
+
+
+async def test_unknown_version_of_a_client_tool_is_left_out_and_listed(gateway: Gateway) -> None:
+    tool = {"type": "bash_20990101", "name": "bash"}
+
+    assert "tools[0] (bash_20990101)" in await listed(gateway, ANTHROPIC, claude(tools=[tool, BASH]))
+
+
 async def test_deferred_tool_is_described_where_a_result_refers_to_it(gateway: Gateway) -> None:
     hidden = {"name": "Deploy", "input_schema": SCHEMA, "defer_loading": True}
     call = {"type": "tool_use", "id": "t1", "name": "ToolSearch", "input": {}}

@@ -36,10 +36,10 @@ MEASURED = re.compile(r"\bp(?:50|90|95|99)\b|\bmeasured\b|\btook\b")
 
 RATES = GoodputOptions().rate_values
 STATED = {
-    ("README.md", "0.6"): RATES[1],
-    ("README.md", "1.2 requests a second"): RATES[3],
+    ("README.md", "0.3"): RATES[0],
+    ("README.md", "0.6 requests a second"): RATES[1],
+    ("performance.md", "0.3"): RATES[0],
     ("performance.md", "0.6"): RATES[1],
-    ("performance.md", "1.2"): RATES[3],
     ("performance.md", "1.15 times"): P99_OVER_QUIET,
     ("performance.md", "1.05 times"): P99_OVER_FLOOR,
     ("memory.md", "4 times"): MIN_PATIENCE_RATIO,

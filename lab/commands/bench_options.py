@@ -21,8 +21,7 @@ from baton.cli.options import (
 )
 
 Batch = Annotated[str, typer.Option(help="Numbers of concurrent sequences to measure, such as 1,16.")]
-
-
+ComputeDtype = Annotated[Literal["float32", "bfloat16"], typer.Option(help="Compute dtype of Baton and vLLM.")]
 ThreadCount = Annotated[int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")]
 
 
@@ -164,6 +163,7 @@ class Variant(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class IsolationOptions:
     model: ModelFolder = None
+    dtype: ComputeDtype = "bfloat16"
     quantize: Quantize = "none"
     variants: Annotated[str, typer.Option(help="Any of 1p1d, colocated, vllm; measured in this order.")] = (
         "1p1d,colocated"
@@ -212,7 +212,7 @@ class IsolationOptions:
 @dataclass(frozen=True, kw_only=True)
 class GoodputOptions:
     model: ModelFolder = None
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Compute dtype of Baton and vLLM.")] = "float32"
+    dtype: ComputeDtype = "float32"
     rates: Annotated[str, typer.Option(help="Requests per second, such as 0.3,0.6; each is an open loop.")] = (
         "0.3,0.6,0.9,1.2"
     )

@@ -173,6 +173,7 @@ Rounds = Mapping[str, Mapping[LoadPhase, Sequence[Figures]]]  # figures of each 
 @dataclass(frozen=True, slots=True)
 class Report:
     model: str
+    dtype: str
     quantize: str
     cores: tuple[int, ...]
     load: PhaseLoad
@@ -195,9 +196,9 @@ def as_table(report: Report) -> str:
     count = max((len(rounds) for phases in report.rounds.values() for rounds in phases.values()), default=0)
     load = report.load
     lines.append(
-        f"{report.model} (weights: {report.quantize}), {load.answers} answers, prompts of {load.prompt_tokens} tokens: "
-        f"{load.prompts_per_s:g}/s when paced, {load.prompts_in_flight} in flight when saturated; "
-        f"{count} rounds of {load.seconds:g} s; in time: TBT {report.objectives.tbt_ms:g} ms, "
+        f"{report.model} ({report.dtype}, weights: {report.quantize}), {load.answers} answers, prompts of "
+        f"{load.prompt_tokens} tokens: {load.prompts_per_s:g}/s when paced, {load.prompts_in_flight} in flight when "
+        f"saturated; {count} rounds of {load.seconds:g} s; in time: TBT {report.objectives.tbt_ms:g} ms, "
         f"TTFT {report.objectives.ttft_ms:g} ms"
     )
     lines.append(f"{_cores_line(report.cores)}; w10%: mean of the worst 10 %")
@@ -236,6 +237,7 @@ def as_json(report: Report) -> Result:
         rounds,
         _kept(report.rounds.get(Variant.SPLIT, {})),
         model=report.model,
+        dtype=report.dtype,
         quantize=report.quantize,
         cores=list(report.cores),
         load=asdict(report.load),

@@ -22,6 +22,7 @@ from baton.process.affinity import lower_priority
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantize", default="none")
     parser.add_argument("--rows", type=int, default=512, help="rows of each product: the tokens of a prefill step")
     parser.add_argument("--nice", type=int, default=0, help="niceness of this process")
@@ -30,7 +31,9 @@ def main() -> None:
     os.nice(arguments.nice)
     lower_priority(arguments.nice)
     torch.set_num_threads(1)
-    options = ModelOptions(arguments.model, torch.device("cpu"), "auto", 32, 0, None, quantize=arguments.quantize)
+    options = ModelOptions(
+        arguments.model, torch.device("cpu"), arguments.dtype, 32, 0, None, quantize=arguments.quantize
+    )
     dtype = resolve_dtype(options)
     model = load_model(options.folder, dtype, options.device, progress=False, quantize=options.quantize, packed=True)
     if not isinstance(model, DecoderModel):

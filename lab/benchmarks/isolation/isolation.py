@@ -118,7 +118,7 @@ def run_isolation_bench(options: IsolationOptions) -> int:
         source = find_model(options.model, ROOT, Path(scratch))
         bench = _Bench(options, load, objectives, source, cores, Path(scratch))
         rounds = asyncio.run(bench.run(variants))
-    report = Report(source.name, options.quantize, cores, load, objectives, rounds)
+    report = Report(source.name, options.dtype, options.quantize, cores, load, objectives, rounds)
     print(json.dumps(as_json(report)) if options.json else as_table(report))
     if options.picture is not None:
         options.picture.write_text(as_picture(report))
@@ -161,7 +161,8 @@ class _Bench:
     async def _measure(self, serving: Serving, phase: LoadPhase, seed: int) -> Figures:
         if phase is LoadPhase.FLOOR:
             ready = self._scratch / f"floor-{seed}"
-            flags = ["--model", str(self._source.folder), "--quantize", self._options.quantize]
+            flags = ["--model", str(self._source.folder), "--dtype", self._options.dtype]
+            flags += ["--quantize", self._options.quantize]
             flags += ["--rows", str(CHUNK_ROWS), "--nice", str(PREFILL_NICE), "--ready", str(ready)]
             module = "baton.lab.benchmarks.isolation.floor"
             program = our_program("floor", self._scratch, module, *flags, cores=self._cores[-1:])
@@ -189,7 +190,8 @@ class _Bench:
         cluster = RunningCluster(f"{HOST}:{public}", f"{HOST}:{admin}", WORKERS[variant])
         steps = self._scratch / f"{name}.steps"
         flags: tuple[object, ...] = ("up", "--device", "cpu", *ports_of(cluster), "--model", self._source.folder)
-        flags += ("--quantize", self._options.quantize, "--trace-file", self._scratch / f"{name}.jsonl")
+        flags += ("--dtype", self._options.dtype, "--quantize", self._options.quantize)
+        flags += ("--trace-file", self._scratch / f"{name}.jsonl")
         flags += (*self._options.more_up_flags, *(["--colocated"] if variant is Variant.COLOCATED else []))
         writing = {"BATON_STEP_FILE": str(steps)}  # makes the decode worker write its steps to this file
         program = our_program(name, self._scratch, "baton.cli", *flags, cores=self._cores, environment=writing)
@@ -212,7 +214,7 @@ class _Bench:
             raise CommandFailed("--variants vllm needs --vllm-python")
         log = self._scratch / f"{name}.log"
         # No prefix cache: prompts are unique.
-        flags = ("--max-model-len", str(longest), "--dtype", "bfloat16", "--no-enable-prefix-caching")
+        flags = ("--max-model-len", str(longest), "--dtype", self._options.dtype, "--no-enable-prefix-caching")
         program = vllm_server(python, self._source.folder, flags, KV_GIB, self._cores, port, log)
         async with RunningProgram(program) as running:
             await running.wait_until(lambda: is_healthy(port), VLLM_START_TIMEOUT_S)

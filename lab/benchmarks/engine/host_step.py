@@ -161,7 +161,7 @@ class Router:
                 tokens_together=tokens_together,
             )  # fmt: skip
             await call.write(session_pb2.ConnectRequest(number=number, start=start))
-        async for message in call:
+        while isinstance(message := await call.read(), session_pb2.ConnectResponse):
             if message.HasField("report"):
                 self.steps = message.report.steps
             self._begun += message.HasField("first_step")
@@ -220,7 +220,7 @@ def main() -> int:
     text = f"a step of {arguments.sequences} sequences takes at most {MOST_PERIOD} times the forward"
     verdict = judge_rounds(text, [each.period_ratio <= MOST_PERIOD for each in found])
     rounds = [{**dataclasses.asdict(each), "period_ratio": each.period_ratio} for each in found]
-    write_result(make_result(SERVICE, rounds, verdict), arguments.json)
+    write_result(arguments.json, make_result(SERVICE, rounds, verdict))
     return 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from baton.decode_worker.credits import NO_CHARGE, Charge
 from baton.decode_worker.gaps import Moment
 from baton.decode_worker.retained import RetainedOutputs
-from baton.engine.request import FirstToken, end_reason
+from baton.engine.request import EndReason, FirstToken, end_reason
 from baton.engine.runner.step_records import StepTiming
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.sequences import PromptComputed, TokenMade
@@ -48,6 +48,13 @@ class Answer(OpenRequest):
     # First tokens from the prefill worker, by choice; each is removed when an output repeats it.
     first_tokens: dict[int, FirstToken] = field(default_factory=dict)
     moments: dict[int, Moment] = field(default_factory=dict)  # step of the newest token, by choice
+    tokens_together: int = 1  # number of tokens of a choice that may be sent together
+    held: dict[int, int] = field(default_factory=dict)  # number of unsent tokens, by choice that has sent an output
+
+    @property
+    def begins(self) -> bool:
+        """Return whether a message about the first step may have to be sent."""
+        return self.prefill is not None or self.received_kv is not None
 
     @property
     def answered_tokens(self) -> int:
@@ -72,7 +79,9 @@ class Answer(OpenRequest):
     def adopt(self, link: Link, attempt_id: int) -> None:
         """Move the answer to another router, which receives all retained tokens."""
         self.link, self.attempt_id, self.adopted = link, attempt_id, True
+        self.tokens_together = 1
         self.first_tokens.clear()
+        self.held.clear()
 
     def take_chunk(self, computed: PromptComputed, timing: StepTiming) -> session_pb2.ConnectResponse | None:
         """Record a computed chunk of the prompt; return the message with log-probabilities of prompt tokens, if any."""
@@ -85,13 +94,19 @@ class Answer(OpenRequest):
         self.times.add_chunk(timing.started, timing.ended, tokens)
         return self.prefill.scores(self.attempt_id, computed)
 
-    def take(self, made: TokenMade) -> session_pb2.SequenceOutput | None:
-        """Record a generated token; return the output that carries it, None if FirstStep carries it instead."""
+    def take(self, made: TokenMade, may_wait: bool = False) -> session_pb2.SequenceOutput | None:
+        """Record a generated token; return the output to send. None if FirstStep carries the token, or if it waits for
+        later ones (`may_wait`).
+        """
         self.retained.add(made.choice, made.drawn, made.end)
         if made.end is not None:
             self.running_choices.discard(made.choice)
         if self.prefill is None or self.searches:
-            return self._output(made)
+            held = self.held.get(made.choice)
+            if may_wait and made.end is None and held is not None and held + 1 < self.tokens_together:
+                self.held[made.choice] = held + 1
+                return None
+            return self._output(made, held or 0)
         drawn = made.drawn
         self.prefill.first.append(FirstToken(made.choice, drawn.token_id, drawn.logprob, made.end, drawn.top))
         return None
@@ -132,20 +147,35 @@ class Answer(OpenRequest):
             cached_tokens=received_kv.cached_tokens,
         )
 
-    def _output(self, made: TokenMade) -> session_pb2.SequenceOutput:
-        """Build an output. A choice's first output repeats the prefill worker's token, which the router may lack."""
-        first, drawn = self.first_tokens.pop(made.choice, None), made.drawn
-        tokens = (drawn,) if first is None else (first, drawn)
+    def take_held(self) -> Iterator[session_pb2.SequenceOutput]:
+        """Yield outputs with all tokens that wait for later ones."""
+        for choice, count in self.held.items():
+            if count:
+                self.held[choice] = 0
+                made = len(self.retained.choices[choice].token_ids)
+                yield self._newest(choice, count, self.answered_tokens + made - count, None)
+
+    def _output(self, made: TokenMade, held: int) -> session_pb2.SequenceOutput:
+        """Build an output with the token after `held` others of its choice. A choice's first output repeats the prefill
+        worker's token, which the router may lack.
+        """
+        if self.tokens_together > 1:
+            self.held[made.choice] = 0
+        earlier = held if self.first_tokens.pop(made.choice, None) is None else 1
+        return self._newest(made.choice, earlier + 1, made.offset - earlier, made.end)
+
+    def _newest(self, choice: int, count: int, offset: int, end: EndReason | None) -> session_pb2.SequenceOutput:
+        """Build an output with the newest `count` tokens of a choice."""
+        made = self.retained.choices[choice]
         output = session_pb2.SequenceOutput(
             attempt_id=self.attempt_id,
-            choice=made.choice,
-            offset=made.offset if first is None else self.answered_tokens,
-            token_ids=[token.token_id for token in tokens],
-            end=END_REASONS[made.end],
+            choice=choice,
+            offset=offset,
+            token_ids=made.token_ids[-count:],
+            end=END_REASONS[end],
         )
-        if self.retained.with_logprobs:
-            for token in tokens:
-                add_logprobs(output, token)
+        for token in made.logged[-count:]:
+            add_logprobs(output, token)
         return output
 
 
@@ -181,6 +211,7 @@ def answer_to(
         running_choices=set(range(first_choice, first_choice + sampling.n)),
         searches=sampling.beam_width > 0,
         is_pooled=is_pooled,
+        tokens_together=max(1, command.tokens_together),
         charge=NO_CHARGE if is_pooled else charge,
         last_block=command.block_hashes[-1] if command.block_hashes else b"",
     )

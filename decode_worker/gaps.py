@@ -144,11 +144,13 @@ class StepGaps:
         if step.number:
             self._usual.add(step)
 
-    def explain(self, key: ChoiceKey, last: Moment, step: StepRecord) -> Gap | None:
-        """Return the gap before the token that `step` generated for a choice; None if the token is not late."""
+    def is_late(self, last: Moment, step: StepRecord) -> bool:
+        """Return whether a token of `step` is late. `last`: step of its choice's previous token."""
         gap_s = step.ended - last.at_s
-        if gap_s < LEAST_S or gap_s < FACTOR * self._usual.interval_s or not self._usual.interval_s:
-            return None
+        return gap_s >= LEAST_S and gap_s >= FACTOR * self._usual.interval_s > 0.0
+
+    def explain(self, key: ChoiceKey, last: Moment) -> Gap:
+        """Return the gap before the token that the newest step generated for a choice."""
         steps = self._history.after(last.step)
         if any(_is_of_its_own(key, each) for each in steps):
             return self._gap(key, steps)

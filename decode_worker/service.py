@@ -50,21 +50,27 @@ class StepMessages:
 
     def __init__(self, step: StepRecord) -> None:
         self.outputs: defaultdict[Link, session_pb2.StepOutputs] = defaultdict(session_pb2.StepOutputs)
+        self.moment = Moment(step.number, step.ended)
         self.drafts = StepDrafts(step) if step.drafts else None
         self.touched: dict[int, Answer] = {}
         """Answers with tokens of this step, by request id."""
         self.choice_ended = False
         """True once a choice finished and released its blocks, even if others continue."""
+        self._last = (0, 0)  # request id and choice of the output that was added last
 
     def note(self, answer: Answer, outcome: SchedulerOutcome) -> None:
-        if isinstance(outcome, TokenMade) or (isinstance(outcome, PromptComputed) and outcome.ended):
+        if isinstance(outcome, TokenMade):
             self.touched[answer.request_id] = answer
-        self.choice_ended |= isinstance(outcome, TokenMade) and outcome.end is not None
+            self.choice_ended |= outcome.end is not None
+        elif isinstance(outcome, PromptComputed) and outcome.ended:
+            self.touched[answer.request_id] = answer
 
     def add(self, answer: Answer, output: session_pb2.SequenceOutput, gap: session_pb2.Gap | None) -> None:
         batch = self.outputs[answer.link]
-        if not extends_last(batch, output):
+        key = answer.request_id, output.choice
+        if key != self._last or not extends_last(batch, output):
             batch.outputs.append(output)
+        self._last = key
         if gap is not None:
             gap.output = len(batch.outputs) - 1
             batch.gaps.append(gap)
@@ -213,11 +219,11 @@ class DecodeService(SessionService[Answer]):
             answer = self._table.get(outcome.request_id)
             if answer is not None:  # None: cancelled while this step ran
                 messages.note(answer, outcome)
-                self._attempt(answer, messages, partial(self._translate, answer, outcome, step, messages))
+                self._attempt(answer, messages, self._translate, answer, outcome, step, messages)
         if messages.drafts is not None:
             messages.drafts.write()
-        for answer in tuple(messages.touched.values()):  # messages about first steps precede later tokens
-            self._attempt(answer, messages, partial(self._send_beginnings, answer, step))
+        for answer in [each for each in messages.touched.values() if each.begins]:
+            self._attempt(answer, messages, self._send_beginnings, answer, step)  # before later tokens
         self._send_outputs(messages, step)
         for answer in messages.touched.values():
             if not answer.running_choices:
@@ -225,30 +231,39 @@ class DecodeService(SessionService[Answer]):
         if messages.choice_ended:
             self._admission.room_may_have_grown()
 
-    def _attempt(self, answer: Answer, messages: StepMessages, work: Callable[[], None]) -> None:
-        """Fail one answer if `work` raises; the other answers of the step continue."""
+    def _attempt(self, answer: Answer, messages: StepMessages, work: Callable[..., None], *arguments: object) -> None:
+        """Call `work`, and fail one answer if it raises; the other answers of the step continue."""
         try:
-            work()
+            work(*arguments)
         except Exception:  # only this answer fails
             logger.exception("step outcome not sent; the request fails: request %s", answer.times.request_id)
             messages.touched.pop(answer.request_id, None)
             self._fail_unforeseen(answer)
 
     def _translate(self, answer: Answer, outcome: SchedulerOutcome, step: StepRecord, messages: StepMessages) -> None:
+        if not isinstance(outcome, TokenMade):
+            self._translate_other(answer, outcome, step)
+            return
+        answer.times.add_tokens(1, step.ended)
+        last, answer.moments[outcome.choice] = answer.moments.get(outcome.choice), messages.moment
+        gap = None
+        if last is not None and self._gaps.is_late(last, step):
+            gap = self._gap(ChoiceKey(answer.request_id, outcome.choice), last)
+        output = answer.take(outcome, may_wait=gap is None and messages.drafts is None)
+        if output is None:
+            return
+        if gap is not None:
+            gap.usual_ms *= len(output.token_ids)  # the gap began with the first token of the output
+        messages.add(answer, output, gap)
+
+    def _translate_other(self, answer: Answer, outcome: PromptComputed | RequestFailed, step: StepRecord) -> None:
         if isinstance(outcome, RequestFailed):
             self._fail(answer, *failure_of(outcome.cause))
             return
-        if isinstance(outcome, PromptComputed):
-            scores = answer.take_chunk(outcome, step)
-            answer.times.cached_tokens = outcome.cached_tokens
-            if scores is not None:
-                self._send(answer.link, scores)
-            return
-        output = answer.take(outcome)
-        answer.times.add_tokens(1, step.ended)
-        gap = self._gap(answer, outcome, step)
-        if output is not None:
-            messages.add(answer, output, gap)
+        scores = answer.take_chunk(outcome, step)
+        answer.times.cached_tokens = outcome.cached_tokens
+        if scores is not None:
+            self._send(answer.link, scores)
 
     def _send_beginnings(self, answer: Answer, step: StepRecord) -> None:
         for beginning in answer.take_beginnings(step):
@@ -267,14 +282,17 @@ class DecodeService(SessionService[Answer]):
             batch.since.extend(since)
             self._send(link, session_pb2.ConnectResponse(step_outputs=batch))
 
-    def _gap(self, answer: Answer, made: TokenMade, step: StepRecord) -> session_pb2.Gap | None:
-        """Return why this token was late; None if it was not late."""
-        last = answer.moments.get(made.choice)
-        answer.moments[made.choice] = Moment(step.number, step.ended)
-        if last is None:
-            return None
-        gap = self._gaps.explain(ChoiceKey(answer.request_id, made.choice), last, step)
-        return None if gap is None else session_pb2.Gap(usual_ms=gap.usual_ms, causes=gap_causes(gap.causes))
+    def _gap(self, key: ChoiceKey, last: Moment) -> session_pb2.Gap:
+        """Return why the newest token of a choice was late."""
+        gap = self._gaps.explain(key, last)
+        return session_pb2.Gap(usual_ms=gap.usual_ms, causes=gap_causes(gap.causes))
+
+    def _fail(self, answer: Answer, reason: "session_pb2.FailureReason", message: str) -> None:
+        if answer in self._table:
+            for output in answer.take_held():
+                outputs = session_pb2.StepOutputs(outputs=[output])
+                self._send(answer.link, session_pb2.ConnectResponse(step_outputs=outputs))
+        super()._fail(answer, reason, message)
 
     def _abandon(self, answer: Answer) -> None:
         """Close a request in any phase. Its blocks are released when no copy writes to them."""

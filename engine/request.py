@@ -8,6 +8,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from baton.engine.kv_cache.sessions import SessionTurn
 from baton.engine.sampling.params import SamplingParams
@@ -16,8 +17,7 @@ from baton.text.pooling import Pooling
 UNKNOWN = 0  # placeholder of a token that is not sampled yet
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """Token to sample from the logits of a chunk's last token.
 
     If `params.needs_history`, `history` is the prompt and all tokens of this choice so far; their number is the
@@ -51,8 +51,7 @@ class Pooled:
     second_from: int | None = None  # first row of the second text, if the prompt is a pair of texts; None otherwise
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Tokens of one sequence to compute in one step.
 
     Positions are [start, start + len(token_ids)). KV of [0, start) is already in the blocks of `block_table`, which
@@ -101,15 +100,14 @@ class Plan:
     copies: tuple[BlockCopy, ...] = ()
     swaps_out: tuple[BlockSwap, ...] = ()  # copies from the pool to host memory
     swaps_in: tuple[BlockSwap, ...] = ()  # copies from host memory to the pool
+    tokens: int = field(init=False, compare=False)
+    prompt_tokens: int = field(init=False, compare=False)
+    """Number of tokens of prompts and of recomputed sequences, without decode tokens."""
 
-    @property
-    def tokens(self) -> int:
-        return sum(len(chunk.token_ids) for chunk in self.chunks)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Number of tokens of prompts and of recomputed sequences, without decode tokens."""
-        return sum(len(chunk.token_ids) for chunk in self.chunks if len(chunk.token_ids) > 1 or not chunk.samples)
+    def __post_init__(self) -> None:
+        others = [len(each.token_ids) for each in self.chunks if len(each.token_ids) != 1 or not each.samples]
+        object.__setattr__(self, "prompt_tokens", sum(others))
+        object.__setattr__(self, "tokens", len(self.chunks) - len(others) + sum(others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +118,7 @@ class TokenLogprob:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """Sampled token and its log-probability before penalties, temperature and filters."""
 
     token_id: int
@@ -138,8 +135,7 @@ class NonFinite:
     """Whether logits were non-finite before any mask or bias: KV that the chunk read may be corrupt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
+class Computed(NamedTuple):
     drawn: tuple[Drawn, ...] = ()  # one per sample, in order
     prompt: tuple[Drawn, ...] = ()  # one per token of `Chunk.scored`, in order
     pooled: tuple[float, ...] = ()  # sums over the rows of `Chunk.pooled`

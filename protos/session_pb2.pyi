@@ -425,7 +425,7 @@ class Bring(_message.Message):
     def __init__(self, fetch: _Optional[_Union[Fetch, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("attempt_id", "transfer_id", "prefill_endpoint", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "cache_root", "adapter", "answered_tokens", "first_choice", "request_id", "kept_session", "adapter_digest", "pooling", "first_token_in_ms", "tbt_slo_ms", "ttft_slo_ms")
+    __slots__ = ("attempt_id", "transfer_id", "prefill_endpoint", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "cache_root", "adapter", "answered_tokens", "first_choice", "request_id", "kept_session", "adapter_digest", "pooling", "first_token_in_ms", "tbt_slo_ms", "ttft_slo_ms", "tokens_together")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -445,6 +445,7 @@ class Start(_message.Message):
     FIRST_TOKEN_IN_MS_FIELD_NUMBER: _ClassVar[int]
     TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_TOGETHER_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
     transfer_id: bytes
     prefill_endpoint: str
@@ -464,7 +465,8 @@ class Start(_message.Message):
     first_token_in_ms: int
     tbt_slo_ms: int
     ttft_slo_ms: int
-    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ..., kept_session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ..., adapter_digest: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., first_token_in_ms: _Optional[int] = ..., tbt_slo_ms: _Optional[int] = ..., ttft_slo_ms: _Optional[int] = ...) -> None: ...
+    tokens_together: int
+    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ..., kept_session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ..., adapter_digest: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., first_token_in_ms: _Optional[int] = ..., tbt_slo_ms: _Optional[int] = ..., ttft_slo_ms: _Optional[int] = ..., tokens_together: _Optional[int] = ...) -> None: ...
 
 class Adopt(_message.Message):
     __slots__ = ("router_id", "attempt_id", "as_attempt_id", "time_left_ms")

@@ -21,9 +21,9 @@ BY_PROTOCOL = {
         session_pb2.Prefill.DESCRIPTOR: f"{COMMAND} fetch",
         session_pb2.Start.DESCRIPTOR: f"{COMMAND} prefill_endpoint cache_root",
     },
-    2: {  # adapters that come and go, vectors, and objectives, which change no answer
+    2: {  # adapters that come and go, vectors; objectives and sizes of messages, which change no answer
         session_pb2.Prefill.DESCRIPTOR: "adapter_digest pooling first_token_in_ms ttft_slo_ms tbt_slo_ms",
-        session_pb2.Start.DESCRIPTOR: "adapter_digest pooling first_token_in_ms ttft_slo_ms tbt_slo_ms",
+        session_pb2.Start.DESCRIPTOR: "adapter_digest pooling first_token_in_ms ttft_slo_ms tbt_slo_ms tokens_together",
     },
 }
 """The fields that each protocol brought. One that changes no answer counts with the newest."""

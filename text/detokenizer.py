@@ -65,16 +65,20 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         left_out: frozenset[int] = frozenset(),
         cleans_spaces: bool = False,
+        alone: dict[int, str] | None = None,
     ) -> None:
         """Start an empty text.
 
         `silent`: result of silent_token_ids(tokenizer, skip_special_tokens), computed once per tokenizer. `left_out`:
         tokens that get no text although not all special tokens are skipped. `cleans_spaces`: see clean_spaces.
+        `alone`: texts of single tokens that were decoded before, for detokenizers with the same tokenizer and
+        `skip_special_tokens`.
         """
         self._tokenizer = tokenizer
         self._silent = silent
         self._skip_special_tokens = skip_special_tokens
         self._left_out = left_out
+        self._alone = {} if alone is None else alone
         self._window: list[int] = []
         self._said_tokens = 0  # number of tokens of the window whose text was returned
         self._said = ""  # text of those tokens, decoded within the window
@@ -141,5 +145,15 @@ class Detokenizer:
         new = text[len(self._said) :]
         self._window = window[self._said_tokens :]
         self._said_tokens = len(self._window)
-        self._said = self._decode(self._window)
+        self._said = self._decode_last()
         return new
+
+    def _decode_last(self) -> str:
+        """Return the text of the window, which usually has one token."""
+        if len(self._window) > 1:
+            return self._decode(self._window)
+        token_id = self._window[0]
+        text = self._alone.get(token_id)
+        if text is None:
+            text = self._alone[token_id] = self._decode(self._window)
+        return text

@@ -225,7 +225,7 @@ class ModelDrafter:
         known = self._known[answer]
         start = known.settled + len(known.drafted)
         token_ids = drafted[-1:] or answer.token_ids[start:]
-        samples = tuple(replace(each, params=drawn_alike(each.params)) for each in answer.samples(drafted))
+        samples = tuple(each._replace(params=drawn_alike(each.params)) for each in answer.samples(drafted))
         return Chunk(0, token_ids, start, known.table.numbers, samples)
 
     @staticmethod

@@ -87,9 +87,8 @@ class BlockTable:
 
         Raises: OutOfBlocks.
         """
-        count, held = self._pool.column_blocks, self.blocks
-        places = range(column * count, (column + 1) * count)
-        shared = [place for place in places if self._pool.references(held[place]) > 1]
+        count, held, references = self._pool.column_blocks, self.blocks, self._pool.references
+        shared = [place for place in range(column * count, (column + 1) * count) if references(held[place]) > 1]
         if not shared:
             return []
         blocks, copies = list(held), []
@@ -108,6 +107,7 @@ class BlockTable:
         column = position // block_tokens
         if column == self.columns:
             self.append(1)
+            return []
         return self.make_writable(column)
 
     def publish(self, hashes: Sequence[bytes], named_columns: int = 0) -> None:

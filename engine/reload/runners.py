@@ -63,7 +63,7 @@ class RunnersByWeights:
         self._runner(plan).compute_kv(plan)
 
     def without_numbers(self, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
-        return tuple(replace(each, adapter=0) if each.adapter in self._runners else each for each in chunks)
+        return tuple(each._replace(adapter=0) if each.adapter in self._runners else each for each in chunks)
 
     def _runner(self, plan: Plan) -> Runner:
         """Return the runner for a plan with one set of weights; the first runner if the plan has no chunks."""

@@ -40,6 +40,8 @@ Result = TypeVar("Result")
 OutcomeHandler = Callable[[Sequence[SchedulerOutcome], StepRecord], None]
 CacheHandler = Callable[[CacheChanges], None]
 logger = logging.getLogger(__name__)
+ALWAYS_OBSERVED = 32  # running sequences up to which each step has its own snapshot of the engine
+OBSERVED_EVERY_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,24 @@ class EngineLoad:
             speculated=Speculated() if scheduler.speculation is None else scheduler.speculation.done,
             sessions=batch.pool.order.counts,
         )
+
+
+class LoadObserver:
+    """Creates snapshots of a scheduler between steps. A snapshot visits every sequence, so that one of a large batch is
+    kept for `OBSERVED_EVERY_S`.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._observed = EngineLoad.of(scheduler)
+        self._due_s = 0.0
+
+    def observe(self) -> EngineLoad:
+        """Return a snapshot. Call it on the engine's thread."""
+        now = time.monotonic()
+        if len(self._scheduler.batch.running) <= ALWAYS_OBSERVED or now >= self._due_s:
+            self._observed, self._due_s = EngineLoad.of(self._scheduler), now + OBSERVED_EVERY_S
+        return self._observed
 
 
 class EngineLoop:
@@ -137,7 +157,7 @@ class EngineLoop:
             engine,
             on_step=on_step,
             on_fault=lambda fault: _post(events, on_fault, fault),
-            observe=lambda: EngineLoad.of(scheduler),
+            observe=LoadObserver(scheduler).observe,
             prepare=make_ready,
             on_busy=on_busy,
         )

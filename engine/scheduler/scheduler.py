@@ -69,7 +69,8 @@ def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None
             continued.append(sequence)
     # Next position to write; one later for a sequence that is in flight.
     writes = [Write(each.held(), each.computed_tokens + (id(each) in place)) for each in continued]
-    if blocks_to_write(writes, batch.pool, block_tokens) > batch.pool.available:
+    may_lack = len(writes) * batch.pool.column_blocks > batch.pool.available
+    if may_lack and blocks_to_write(writes, batch.pool, block_tokens) > batch.pool.available:
         return None
     for sequence, write in zip(continued, writes, strict=True):
         draft.copies += write.table.grow(write.position, block_tokens)
@@ -266,10 +267,10 @@ class Scheduler:
 
         `period_s`: time since the end of the previous step, which includes planning and handing out tokens; 0: unknown.
         """
+        prompt_tokens = plan.prompt_tokens
         if self._budget is not None and plan.chunks and not (plan.swaps_out or plan.swaps_in):
-            prompt_tokens = plan.prompt_tokens
             self._budget.observe(plan.tokens - prompt_tokens, prompt_tokens, duration_s, period_s)
-        if self.speculation is not None and plan.chunks and not (plan.swaps_out or plan.swaps_in or plan.prompt_tokens):
+        if self.speculation is not None and plan.chunks and not (plan.swaps_out or plan.swaps_in or prompt_tokens):
             has_drafts = any(chunk.is_draft for chunk in plan.chunks)
             self.speculation.observe(len(plan.chunks), duration_s, has_drafts)
 

@@ -39,8 +39,7 @@ class ArrivalKey(NamedTuple):
     choice: int
 
 
-@dataclass(frozen=True, slots=True)
-class TokenMade:
+class TokenMade(NamedTuple):
     """Generated token of one choice."""
 
     request_id: int
@@ -128,6 +127,7 @@ class ScheduledSequence:
     known_tokens: int = 0  # leading tokens that were cached when it began to wait
     drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
     session: Session | None = None
+    plain_samples: tuple[Sample, ...] | None = None  # samples of one choice without history, equal in every step
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -234,15 +234,20 @@ class ScheduledSequence:
 
         `drafted`: tokens assumed to precede the next token.
         """
+        if self.plain_samples is not None and not drafted:
+            return self.plain_samples
         params, first = self.request.params, self.arrival_key.choice
         history: Sequence[int] = ()
         if params.needs_history:
             history = [*self.token_ids, *drafted] if drafted else self.token_ids
         prompt_tokens = self.request.prompt_tokens
-        return tuple(
+        samples = tuple(
             Sample(choice, params, history, prompt_tokens, len(drafted))
             for choice in range(first, first + self.first_draws)
         )
+        if self.choices == 1 and not (params.needs_history or drafted):
+            self.plain_samples = samples
+        return samples
 
     def prompt_computed(self, chunk: Chunk, computed: Computed, block_tokens: int) -> PromptComputed:
         """Return the result of a prompt chunk, without log-probabilities that were reported before a preemption."""

@@ -78,8 +78,8 @@ def off_by_one_offset() -> AbstractContextManager[Any]:
     """Plant: report the tokens of a continued answer one offset too low."""
     real = Answer.take
 
-    def take(self: Answer, made: TokenMade) -> Any:
-        output = real(self, made)
+    def take(self: Answer, made: TokenMade, may_wait: bool = False) -> Any:
+        output = real(self, made, may_wait)
         if output is not None and self.answered_tokens:
             output.offset -= 1
         return output

@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from baton.process.errors import Unavailable
 from baton.process.registry.membership import MembershipSource
@@ -43,6 +43,11 @@ RETRY_S = 1.0
 TRANSFER_ID_BYTES = 16
 
 
+class WaitingStream(Protocol):
+    def resume(self) -> bool:
+        """Continue; return False if the stream no longer waits."""
+
+
 class WakeUpLimiter:
     """Limiter of how many answer streams continue between two messages of a link. Streams wait in order of arrival.
 
@@ -54,30 +59,25 @@ class WakeUpLimiter:
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = at_once
         self._left = at_once  # streams that may still continue in this iteration
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[WaitingStream] = deque()
         self._renews = False
 
-    async def take(self) -> None:
-        """Wait for a slot in an event-loop iteration; return immediately while the current iteration has slots left."""
-        loop = asyncio.get_running_loop()
+    def admits(self, stream: WaitingStream) -> bool:
+        """Take a slot of this event-loop iteration and return True. If none is left, resume the stream later."""
         if not self._renews:
             self._renews = True
-            loop.call_soon(self._renew)
+            asyncio.get_running_loop().call_soon(self._renew)
         if self._left > 0:
             self._left -= 1
-            return
-        place = loop.create_future()
-        self._waiting.append(place)
-        await place
+            return True
+        self._waiting.append(stream)
+        return False
 
     def _renew(self) -> None:
-        """Begin a new iteration and wake as many waiting streams as the iteration has slots."""
+        """Begin a new iteration and resume as many waiting streams as the iteration has slots."""
         self._left = self._at_once
         while self._waiting and self._left > 0:
-            place = self._waiting.popleft()
-            if not place.done():  # a cancelled waiter's future is done and takes no slot
-                place.set_result(None)
-                self._left -= 1
+            self._left -= self._waiting.popleft().resume()
         self._renews = self._left < self._at_once
         if self._renews:
             asyncio.get_running_loop().call_soon(self._renew)
@@ -103,10 +103,13 @@ class Inbox(Generic[Own]):
         self._arrivals: deque[WorkerArrival] = deque()
         self._own: deque[Own] = deque()
         self._reader: asyncio.Future[None] | None = None  # set while `take` waits for an event
+        self._is_queued = False  # whether the limiter will call `resume`
+        self._has_slot = False
 
     def put(self, event: AttemptEvent, now: float) -> None:
         self._arrivals.append(WorkerArrival(event, now))
-        self._wake()
+        if self._reader is not None and self._is_admitted():
+            self._wake()
 
     def put_own(self, event: Own) -> None:
         """Queue an own event of the request ahead of all worker events; its delivery needs no slot of the limiter."""
@@ -123,16 +126,30 @@ class Inbox(Generic[Own]):
         return self._arrivals.popleft()
 
     async def take(self) -> WorkerArrival | Own:
-        """Wait for the next event, then remove and return it."""
-        while not self._own and not self._arrivals:
+        """Wait for the next event, then remove and return it. Worker events need a slot of the limiter."""
+        while not self._own:
+            if self._arrivals and self._is_admitted():
+                self._has_slot = False
+                return self._arrivals.popleft()
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
             finally:
                 self._reader = None
-        if not self._own:
-            await self._wake_ups.take()
-        return self._own.popleft() if self._own else self._arrivals.popleft()
+        return self._own.popleft()
+
+    def resume(self) -> bool:
+        self._is_queued = False
+        self._has_slot = self._reader is not None and not self._reader.done()
+        self._wake()
+        return self._has_slot
+
+    def _is_admitted(self) -> bool:
+        """Return whether the inbox has a slot of the limiter. If not, ask for one."""
+        if not (self._has_slot or self._is_queued):
+            self._has_slot = self._wake_ups.admits(self)
+            self._is_queued = not self._has_slot
+        return self._has_slot
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
@@ -142,7 +159,7 @@ class Inbox(Generic[Own]):
 @dataclass(frozen=True, slots=True)
 class _Open:
     inbox: Inbox[Any]
-    placement: Placement
+    endpoints: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +220,7 @@ class WorkerLinks:
 
     def open(self, attempt_id: int, placement: Placement, inbox: Inbox[Any]) -> None:
         """Deliver worker events of this attempt to the inbox until `close`."""
-        self._attempts[attempt_id] = _Open(inbox, placement)
+        self._attempts[attempt_id] = _Open(inbox, placement.endpoints)
 
     def dispatch(self, tag: link_wire.Tag, request: PreparedRequest, placement: Placement) -> None:
         """Send the commands of an attempt to its workers. For a worker that is lost, the inbox gets a Failed event."""
@@ -316,7 +333,7 @@ class WorkerLinks:
     def on_event(self, endpoint: str, event: AttemptEvent) -> None:
         """Deliver a worker's event. Events about attempts that were not placed on this worker are dropped."""
         attempt = self._attempts.get(event.attempt_id)
-        if attempt is not None and endpoint in attempt.placement.endpoints:
+        if attempt is not None and endpoint in attempt.endpoints:
             attempt.inbox.put(event, time.monotonic())
 
     def on_lost(self, endpoint: str, why: str, end: LinkEnd) -> None:
@@ -325,7 +342,7 @@ class WorkerLinks:
         self.adapters.on_lost(endpoint)
         reason = FailureReason.WORKER_DIED if end is LinkEnd.GONE else FailureReason.WORKER_LOST
         for attempt_id, attempt in self._attempts.items():
-            if endpoint in attempt.placement.endpoints:
+            if endpoint in attempt.endpoints:
                 attempt.inbox.put(Failed(attempt_id, endpoint, reason, why), now)
         self._drop_unnamed(endpoint)
         self.on_change()

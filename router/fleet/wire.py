@@ -219,6 +219,7 @@ def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> C
         **_attempt_fields(tag, request),
         prefill_endpoint=prefill_endpoint or "",
         cache_root=request.cache_root,
+        tokens_together=request.tokens_together,
         sampling=sampling_message(request.sampling, computes_prompt=prefill_endpoint is None),
     )
     return _with_prompt(session_pb2.ConnectRequest(start=message), "start", message, request)

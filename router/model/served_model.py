@@ -159,6 +159,7 @@ class TokenizerWorker:
         self.size = tokenizer.get_vocab_size()
         self._cleans_spaces = source is not None and source.cleans_spaces
         self._silent = silent_token_ids(tokenizer)
+        self._alone: dict[int, str] = {}  # texts of single tokens, without special tokens
         self._special = special_token_ids(tokenizer)
         self._silent_bytes = silent_token_ids(tokenizer, skip_special_tokens=False)
         self.chat_template = chat_template
@@ -254,7 +255,7 @@ class TokenizerWorker:
     def detokenizer(self, shown: Set[str] = frozenset()) -> Detokenizer:
         """Create a detokenizer. `shown`: special tokens that it keeps in the text."""
         if shown.isdisjoint(self._special):
-            return Detokenizer(self._tokenizer, self._silent, cleans_spaces=self._cleans_spaces)
+            return Detokenizer(self._tokenizer, self._silent, cleans_spaces=self._cleans_spaces, alone=self._alone)
         left_out = frozenset(token_id for text, token_id in self._special.items() if text not in shown)
         return Detokenizer(self._tokenizer, self._silent_bytes, False, left_out, self._cleans_spaces)
 

@@ -133,6 +133,7 @@ def validate(
         key_salt=request.key_salt,
         pooling=request.pooling,
         own_form=request.own_form,
+        is_streamed=request.is_streamed,
     )
 
 

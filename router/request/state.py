@@ -278,7 +278,7 @@ class RequestState:
         attempt = self.attempts.get(output.attempt_id)
         if attempt is None or not attempt.phase.on_workers:
             return ()
-        _check_plausible(attempt, (output,))
+        _check_output(attempt, output)
         offset = output.offset - attempt.part.answered_tokens
         self.timeline.take_decode_output(
             output.attempt_id, output.choice, offset, len(output.token_ids), now, output.made
@@ -464,15 +464,20 @@ def placed(
 
 def _check_plausible(attempt: Attempt, outputs: Sequence[SequenceOutput], *prompt_counts: int) -> None:
     """Check a worker's counts of prompt tokens and its outputs. Raises: InconsistentOutput if they are impossible."""
-    prompt_tokens, most_tokens = len(attempt.part.token_ids), attempt.part.sampling.max_tokens
+    prompt_tokens = len(attempt.part.token_ids)
     if attempt.adopts is not None:  # the adopted prompt may include answer tokens that the client did not receive
-        prompt_tokens += most_tokens - attempt.part.answered_tokens
+        prompt_tokens += attempt.part.sampling.max_tokens - attempt.part.answered_tokens
     if max(prompt_counts, default=0) > prompt_tokens:
         raise InconsistentOutput(f"{max(prompt_counts)} prompt tokens reported, but the prompt has {prompt_tokens}")
     for output in outputs:
-        end = output.offset + len(output.token_ids)
-        if end > most_tokens or output.attempt_id != attempt.attempt_id:
-            raise InconsistentOutput(
-                f"tokens {output.offset} to {end} of attempt {output.attempt_id}; "
-                f"expected at most {most_tokens} tokens of attempt {attempt.attempt_id}"
-            )
+        _check_output(attempt, output)
+
+
+def _check_output(attempt: Attempt, output: SequenceOutput) -> None:
+    """Check the attempt and the number of tokens of an output. Raises: InconsistentOutput."""
+    end, most_tokens = output.offset + len(output.token_ids), attempt.part.sampling.max_tokens
+    if end > most_tokens or output.attempt_id != attempt.attempt_id:
+        raise InconsistentOutput(
+            f"tokens {output.offset} to {end} of attempt {output.attempt_id}; "
+            f"expected at most {most_tokens} tokens of attempt {attempt.attempt_id}"
+        )

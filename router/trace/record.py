@@ -117,7 +117,8 @@ class WorkerWaits:
         """Add the delays that a token reports. `now`: its arrival."""
         made_s, sent_s = made.at_us / 1e6, (made.at_us + made.held_us) / 1e6
         self._offset_s = min(self._offset_s, now - sent_s)
-        if self._last is not None and len(self._waits) < KEPT_WAITS:
+        is_delayed = made.since or made.held or made.gap is not None
+        if is_delayed and self._last is not None and len(self._waits) < KEPT_WAITS:
             last_made_s, last_sent_s = self._last
             self._add(last_sent_s, sent_s, made.since)
             self._add(made_s, sent_s, _of_process(made.held))

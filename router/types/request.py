@@ -20,6 +20,12 @@ from baton.text.structured.output import StructuredOutput
 SESSION_HEADER = "x-session-id"
 """Header that names a request's session; requests of one session prefer the same workers."""
 MAX_SESSION_CHARACTERS = 256
+TOGETHER = 64
+"""Number of tokens that a worker sends together to a client that reads a complete answer. If the worker dies, at most
+so many are computed again.
+"""
+TOGETHER_BEFORE_STOPS = 8
+"""The same for an answer with stop strings: routers find a stop string, and tokens after it are computed in vain."""
 
 
 def session_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
@@ -200,6 +206,14 @@ class ValidRequest:
     pooling: Pooling | None = None
     own_form: StructuredOutput | None = None
     objectives: LatencyObjectives = NO_LATENCY_OBJECTIVES
+    is_streamed: bool = True  # False: the client reads a complete answer
+
+    @property
+    def tokens_together(self) -> int:
+        """Return the number of tokens of a choice that a worker may send together."""
+        if self.is_streamed and self.streams:
+            return 1
+        return TOGETHER_BEFORE_STOPS if self.stop else TOGETHER
 
     @property
     def streams(self) -> bool:

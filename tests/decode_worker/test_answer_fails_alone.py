@@ -12,10 +12,10 @@ from tests.fixtures.worker_stack import DecodeStack, running, start_command
 async def test_answer_whose_output_cannot_be_made_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     take = Answer.take
 
-    def fails_for_one(self: Answer, made: TokenMade) -> session_pb2.SequenceOutput | None:
+    def fails_for_one(self: Answer, made: TokenMade, may_wait: bool) -> session_pb2.SequenceOutput | None:
         if self.attempt_id == 1:
             raise ValueError("a choice beyond 32 bits")
-        return take(self, made)
+        return take(self, made, may_wait)
 
     monkeypatch.setattr(Answer, "take", fails_for_one)
     async with running(DecodeStack()) as stack, SessionClient(stack.endpoint) as router:

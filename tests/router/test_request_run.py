@@ -15,7 +15,7 @@ from baton.process.errors import DeadlineExceeded, Internal
 from baton.process.registry.worker_record import WorkerRole
 from baton.process.wire_bounds import OutOfBounds
 from baton.protos import baton_pb2, session_pb2
-from baton.router.fleet.fleet import WakeUpLimiter
+from baton.router.fleet.fleet import Inbox, WakeUpLimiter
 from baton.router.fleet.received import ResponseCheck
 from baton.router.fleet.wire import Tag
 from baton.router.placement.cluster import LinkEnd
@@ -129,24 +129,36 @@ def test_a_response_that_is_used_again_keeps_nothing_of_the_last_delta() -> None
         assert not written.HasField("logprobs")
 
 
-async def test_few_streams_go_on_in_one_turn_of_the_loop_in_the_order_of_coming() -> None:
-    turns, went = WakeUpLimiter(at_once=2), list[int]()
+async def test_limiter_with_two_slots_resumes_two_waiting_inboxes_per_loop_iteration_in_order() -> None:
+    limiter, went = WakeUpLimiter(at_once=2), list[int]()
+    inboxes: list[Inbox[None]] = [Inbox(limiter) for _ in range(7)]
 
     async def stream(number: int) -> None:
-        await turns.take()
+        await inboxes[number].take()
         went.append(number)
 
     streams = [asyncio.create_task(stream(number)) for number in range(7)]
+    await asyncio.sleep(0)
+    for inbox in inboxes:
+        inbox.put(output(0, ALPHABET[0]), 1.0)
     gone = []
     while len(went) < 6:
-        await asyncio.sleep(0)  # one turn
+        await asyncio.sleep(0)  # one iteration
         gone.append(len(went))
         if len(gone) == 1:
-            streams[3].cancel()  # it waits: nobody else loses a turn by it
+            streams[3].cancel()  # it waits: no other stream loses a slot by it
     assert went == [0, 1, 2, 4, 5, 6]
     assert all(later - earlier <= 2 for earlier, later in zip([0, *gone], gone, strict=False))
     await asyncio.wait(streams)
-    await turns.take()
+
+
+async def test_inbox_that_waits_for_a_slot_gives_an_own_event_immediately() -> None:
+    inbox: Inbox[str] = Inbox(WakeUpLimiter(at_once=0))
+    inbox.put(output(0, ALPHABET[0]), 1.0)
+    taking = asyncio.create_task(inbox.take())
+    await asyncio.sleep(0)
+    inbox.put_own("deadline")
+    assert await taking == "deadline" and inbox.first is not None
 
 
 BOUND_S = 10.0

@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -229,13 +229,13 @@ def _channel(target: str, number: int = 0) -> grpc.aio.Channel:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """HTTP endpoint that streams an answer."""
+    """HTTP endpoint of answers."""
 
     name: str
     path: str
 
-    def body(self, tokens: int) -> bytes:
-        asked: dict[str, object] = {"max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+    def body(self, tokens: int, stream: bool = True) -> bytes:
+        asked: dict[str, object] = {"max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": stream}
         if self.path.endswith("/chat/completions"):
             asked["messages"] = [{"role": "user", "content": "hello there"}]
         else:
@@ -255,14 +255,22 @@ class StreamConnection:
         self._writer = writer
         self._host = host
 
-    def ask(self, route: Route, tokens: int) -> None:
-        body = route.body(tokens)
+    def ask(self, route: Route, tokens: int, stream: bool = True) -> None:
+        body = route.body(tokens, stream)
         head = f"POST {route.path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-length: {len(body)}\r\n\r\n"
         self._writer.write(head.encode() + body)
 
     async def read(self) -> bytes:
         """Return the bytes that have arrived; empty at the end of the connection."""
         return await self._reader.read(READ_BYTES)
+
+    async def complete(self, route: Route, tokens: int) -> int:
+        """Request an answer that is not streamed, read it, and return its number of tokens."""
+        self.ask(route, tokens, stream=False)
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        answer = json.loads(await self._reader.readexactly(int(length.partition(b":")[2])))
+        return int(answer["usage"]["completion_tokens"])
 
     async def first_token_ms(self, route: Route) -> float:
         """Measure the time to first token of a request for one token, and read its complete answer."""
@@ -301,6 +309,20 @@ async def measure_http(stack: StreamStack, window: Window, route: Route) -> Stre
                 is_first = False
 
     return await count_streams(follow, stack.pid, window)
+
+
+async def measure_complete(stack: StreamStack, window: Window, route: Route) -> StreamFigures:
+    """Measure concurrent answers that are not streamed, each as long as the window, from request to last byte."""
+    tokens = round(window.seconds / window.interval_s)
+    async with AsyncExitStack() as open_connections:
+        clients = [
+            await open_connections.enter_async_context(connection(stack.http_target)) for _ in range(window.streams)
+        ]
+        await asyncio.gather(*(client.complete(route, 1) for client in clients))
+        began_s, cpu = time.monotonic(), cpu_s(stack.pid)
+        made = await asyncio.gather(*(client.complete(route, tokens) for client in clients))
+        spent, took_s = cpu_s(stack.pid) - cpu, time.monotonic() - began_s
+    return StreamFigures(window.streams, window.streams / window.interval_s, took_s, sum(made), len(clients), spent)
 
 
 @asynccontextmanager

@@ -1,8 +1,8 @@
 """Servers that compute nothing and send tokens at a set pace: workers for a measured router, and a bare gRPC server.
 
 `-m baton.lab.benchmarks.router.worker FOLDER PREFILL_PORT DECODE_PORT INTERVAL_MS` runs a prefill and a decode worker
-in one process. They send first tokens immediately. Then each step sends one token of every sequence, in one message
-to each router. `/baton.bench.Worker/Marks` returns the times of the steps since the latest request as JSON, in
+in one process. They send first tokens immediately. Then each step generates one token of every sequence, and sends one
+message to each router. `/baton.bench.Worker/Marks` returns the times of the steps since the latest request as JSON, in
 monotonic nanoseconds.
 
 `-m baton.lab.benchmarks.router.worker floor PORT INTERVAL_MS` runs the bare server. It sends messages of the size of a
@@ -45,6 +45,25 @@ class ZeroSequence:
     made: int  # number of sent tokens
     tokens: int  # number of tokens after which the sequence ends
     answer: Sequence[int] = ()  # tokens of the answer; empty: letters
+    together: int = 1  # number of tokens that are sent together
+    waiting: int = 0  # number of generated tokens that are not sent yet
+
+    def output(self) -> session_pb2.SequenceOutput:
+        """Return the message with the next token and all that wait."""
+        offset, count, answer = self.made, self.waiting + 1, self.answer
+        self.made, self.waiting = offset + count, 0
+        token_ids = answer[offset : self.made] or [FIRST_LETTER + each % 26 for each in range(offset, self.made)]
+        reason = session_pb2.END_REASON_STOP if answer else session_pb2.END_REASON_LENGTH
+        end = reason if self.made == self.tokens else None
+        return session_pb2.SequenceOutput(attempt_id=self.attempt_id, offset=offset, token_ids=token_ids, end=end)
+
+    def waits(self) -> bool:
+        """Return whether the next token waits to be sent with later ones, as a decode worker decides it."""
+        made = self.made + self.waiting + 1
+        if self.made < 2 or made == self.tokens or self.waiting + 1 >= self.together:
+            return False
+        self.waiting += 1
+        return True
 
 
 class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
@@ -65,16 +84,18 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
             yield message
 
     def step(self) -> None:
-        """Send one token of every sequence."""
+        """Generate one token of every sequence."""
         for session in self._hub.links:
             sequences = self._running.get(session.router_id)
             if not sequences:
                 continue
-            step = session_pb2.StepOutputs(outputs=[self._output(each) for each in sequences.values()])
+            outputs = [each.output() for each in sequences.values() if not each.waits()]
+            step = session_pb2.StepOutputs(outputs=outputs, made_us=time.monotonic_ns() // 1000)
             for attempt_id in [each.attempt_id for each in sequences.values() if each.made == each.tokens]:
                 del sequences[attempt_id]
             self.marks.append(time.monotonic_ns())
-            self._say(session, step_outputs=step)
+            if outputs:
+                self._say(session, step_outputs=step)
 
     def report(self) -> None:
         for session in self._hub.links:
@@ -108,7 +129,7 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
                 self._running.get(session.router_id, {}).pop(command.cancel.attempt_id, None)
 
     def _first_step(self, session: Session, command: Any) -> None:
-        output = self._output(self._begun(command))
+        output = self._begun(command).output()
         timings = session_pb2.PrefillTimings(chunk_ms=[0.0])
         self._say(
             session, first_step=session_pb2.FirstStep(attempt_id=command.attempt_id, outputs=[output], timings=timings)
@@ -116,17 +137,8 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
 
     def _begun(self, command: Any) -> ZeroSequence:
         """Return the sequence for a command, with the tokens of earlier attempts only."""
-        return ZeroSequence(command.attempt_id, command.answered_tokens, command.sampling.max_tokens)
-
-    def _output(self, sequence: ZeroSequence) -> session_pb2.SequenceOutput:
-        answer = sequence.answer
-        token_id = answer[sequence.made] if answer else FIRST_LETTER + sequence.made % 26
-        sequence.made += 1
-        reason = session_pb2.END_REASON_STOP if answer else session_pb2.END_REASON_LENGTH
-        end = reason if sequence.made == sequence.tokens else None
-        return session_pb2.SequenceOutput(
-            attempt_id=sequence.attempt_id, offset=sequence.made - 1, token_ids=[token_id], end=end
-        )
+        together = command.tokens_together if isinstance(command, session_pb2.Start) else 1
+        return ZeroSequence(command.attempt_id, command.answered_tokens, command.sampling.max_tokens, together=together)
 
     def _say(self, session: Session, **event: Any) -> None:
         session.send(session_pb2.ConnectResponse(epoch=self._epoch, **event))

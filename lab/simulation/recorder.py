@@ -226,8 +226,8 @@ class Recorder:
         if is_last:
             self._check.blocks_released(worker_request(request.request_id), is_pinned, request.prefill_only)
 
-    def _take(self, real: Wrapper, answer: Answer, made: Any) -> Any:
-        output = real(answer, made)
+    def _take(self, real: Wrapper, answer: Answer, made: Any, may_wait: bool = False) -> Any:
+        output = real(answer, made, may_wait)
         if output is not None:
             end = output.offset + len(output.token_ids)
         else:

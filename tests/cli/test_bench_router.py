@@ -3,10 +3,12 @@
 from baton.lab.benchmarks.router.cost import RouterReport, as_lines
 from baton.lab.benchmarks.router.decision import measure_decision
 from baton.lab.benchmarks.router.streams import (
+    COMPLETIONS,
     Window,
     first_token_ms,
     floor_delays,
     floor_server,
+    measure_complete,
     measure_floor,
     measure_router,
     router_delays,
@@ -33,6 +35,7 @@ async def test_streams_and_delays_are_measured_beside_those_of_a_bare_server() -
                 first_token_ms=await first_token_ms(stack, requests=2),
                 streaming=await measure_router(stack, window),
                 flood=await measure_router(stack, window),
+                complete=await measure_complete(stack, window, COMPLETIONS),
                 delay_floor=await floor_delays(floor, TOKENS),
                 streaming_floor=await measure_floor(floor, window),
             )

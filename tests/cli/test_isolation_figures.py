@@ -111,7 +111,7 @@ def test_the_report_has_a_row_per_phase_a_verdict_and_a_bar() -> None:
         "1p1d": {LoadPhase.QUIET: [figures(10.0, step_p99=9.0)], LoadPhase.SATURATED: [figures(11.0, step_p99=9.9)]},
         "vllm": {LoadPhase.QUIET: [figures(26.0)], LoadPhase.SATURATED: [figures(433.0)]},
     }
-    report = Report("smollm2", "none", (0, 1), LOAD, OBJECTIVES, rounds)
+    report = Report("smollm2", "float32", "none", (0, 1), LOAD, OBJECTIVES, rounds)
     table = as_table(report)
     assert "1p1d: p99 saturated over quiet: client 1.100 (at most 1.150); steps 1.100" in table
     assert "vllm: p99 saturated over quiet: client 16.654 (at most 1.150)" in table
@@ -122,7 +122,7 @@ def test_the_report_has_a_row_per_phase_a_verdict_and_a_bar() -> None:
 def test_json_judges_each_round_by_itself() -> None:
     saturated = [figures(11.0), figures(15.0), figures(10.0, tokens_per_s=90.0)]
     rounds = {"1p1d": {LoadPhase.QUIET: [figures(10.0)] * 3, LoadPhase.SATURATED: saturated}}
-    found = as_json(Report("smollm2", "none", (0, 1), LOAD, OBJECTIVES, rounds))
+    found = as_json(Report("smollm2", "float32", "none", (0, 1), LOAD, OBJECTIVES, rounds))
     assert (found["verdict"]["held"], found["verdict"]["missed"]) == (1, 2)
     assert [each["1p1d"]["saturated"]["tbt"]["p99"] for each in found["rounds"]] == [11.0, 15.0, 10.0]
     assert found["verdicts"]["1p1d"]["client"]["holds"] is True, "medians over the rounds"

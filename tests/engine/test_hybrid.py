@@ -122,7 +122,7 @@ def test_a_copied_block_has_the_state(paged: PagedModel) -> None:
     sample, own = (Sample(0, GREEDY),), Chunk(0, prompt[5:], 5, [source])
     results = paged.runner.run(
         Plan(
-            (replace(own, samples=sample), replace(own, samples=sample, block_table=[copy])), (BlockCopy(source, copy),)
+            (own._replace(samples=sample), own._replace(samples=sample, block_table=[copy])), (BlockCopy(source, copy),)
         )
     )
     assert results[0] == results[1]

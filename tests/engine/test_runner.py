@@ -1,6 +1,5 @@
 """The runner carries out plans: copies, shared prefixes, poisoned neighbours."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -43,7 +42,7 @@ def test_sampled_tokens_do_not_depend_on_the_batch(paged: PagedModel) -> None:
     mine = Chunk(1, prompt, 0, paged.blocks(50), samples)
     [alone] = paged.runner.run(Plan((mine,)))
     crowd = tuple(Chunk(index, random_prompt(index), 0, paged.blocks(index), GREEDY) for index in range(2, 12))
-    among = paged.runner.run(Plan((*crowd, replace(mine, block_table=paged.blocks(50)))))[-1]
+    among = paged.runner.run(Plan((*crowd, mine._replace(block_table=paged.blocks(50)))))[-1]
     assert [token.token_id for token in drawn(alone)] == [token.token_id for token in drawn(among)]
 
 
@@ -137,4 +136,4 @@ def test_runner_fails_alone_the_chunk_whose_tokens_cannot_be_computed(paged: Pag
     assert failed.cause.startswith("its tokens cannot be computed: ")
     assert paged.runner.run(Plan((bad,))) == (failed,)
     with pytest.raises((TypeError, ValueError, OverflowError)):
-        paged.runner.run(Plan((bad, replace(bad, request_id=4))))  # no chunk can be computed: it is no request's fault
+        paged.runner.run(Plan((bad, bad._replace(request_id=4))))  # no chunk can be computed: it is no request's fault

@@ -21,6 +21,7 @@ ASKED: dict[str, dict[str, Any]] = {
     CHAT: {"messages": HI, "max_tokens": 4},
     TEXT: {"prompt": "hi", "max_tokens": 4},
     RESPONSE: {"input": "hi", "max_output_tokens": 4},
+    f"{RESPONSE}/compact": {"input": "hi"},
     "/generate": {"prompt": "hi", "max_tokens": 4},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [5]},

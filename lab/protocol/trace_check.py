@@ -83,8 +83,11 @@ class TraceCheck:
     # Router
 
     def connected(self, stream: Hashable, request_id: str, router: str, carried: Sequence[int]) -> None:
-        """Begin a stream. `carried`: number of tokens by choice that the router counts as received."""
-        if request_id not in self._requests:
+        """Begin a stream. `carried`: number of tokens by choice that the router counts as received.
+
+        A stream that begins after its client has ended the request, since the call was delayed, is not checked.
+        """
+        if request_id not in self._requests or self._requests[request_id].client in OVER:
             return
 
         def begin(now: SpecRequest) -> SpecRequest:

@@ -99,7 +99,7 @@ def _header_bytes(path: Path) -> int:
     return 8 + header_bytes
 
 
-CHANNEL_SCALE_BYTES = 4
+SCALE_BYTES = 4
 GROUP_BYTES = 3  # bytes of a group's scale and zero point
 NOT_PROJECTIONS = (
     *("embed_tokens", "embed_tokens_per_layer", "embeddings", "wte", "wpe", "embed_positions"),
@@ -142,10 +142,12 @@ class TensorShape:
         rows = self.numbers // self.shape[-1]
         if format is WeightFormat.FP8_BLOCKS:
             return self.numbers
-        if format in (WeightFormat.INT8, WeightFormat.FP8):
-            return self.numbers + rows * CHANNEL_SCALE_BYTES
+        if format is WeightFormat.INT8:
+            return self.numbers + rows * SCALE_BYTES
         if self.shape[-1] % group_inputs:
             return self.numbers * number_bytes
+        if format is WeightFormat.FP8:
+            return self.numbers + self.numbers // GROUP_INPUTS * SCALE_BYTES
         return self.numbers // 2 + self.numbers // group_inputs * GROUP_BYTES
 
 

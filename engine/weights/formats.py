@@ -34,6 +34,7 @@ class WeightFormat(StrEnum):
 
 MADE_WHILE_LOADING = (WeightFormat.INT8, WeightFormat.INT4, WeightFormat.FP8)
 WITH_INT8_HEAD = (WeightFormat.INT8, WeightFormat.INT4)  # formats whose head a CPU's native kernels keep in int8
+GROUPED = (WeightFormat.INT4, WeightFormat.FP8, WeightFormat.MXFP4)  # formats of groups of 32 inputs
 STORED_ALONE = (WeightFormat.FP8_TENSORS, WeightFormat.COMPRESSED, WeightFormat.BITSANDBYTES)
 """Formats whose projections are recognised one by one, see compressed.py."""
 STORED = (

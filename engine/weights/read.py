@@ -25,7 +25,7 @@ from baton.engine.parallel.shard import Shard
 from baton.engine.weights.compressed import UNUSED_ENDS, is_quantised_here, read_quantised
 from baton.engine.weights.experts import ExpertsApart, StoredTensors
 from baton.engine.weights.files import weight_files
-from baton.engine.weights.formats import STORED_ALONE, PackedFormat, WeightFormat, packed_format
+from baton.engine.weights.formats import GROUPED, STORED_ALONE, PackedFormat, WeightFormat, packed_format
 from baton.engine.weights.gguf_file import (
     PLAIN_DTYPES,
     UNUSED,
@@ -227,7 +227,7 @@ class CheckpointWeights:
         self._tensors = tensors
         self._quantise = QUANTISERS.get(format)
         self._format = format
-        self._group_inputs = GROUP_INPUTS if format in (WeightFormat.INT4, WeightFormat.MXFP4) else 1
+        self._group_inputs = GROUP_INPUTS if format in GROUPED else 1
         self._packed = packed
         self._dtype = dtype
         self._shard = shard

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from baton.engine.weights.formats import WeightFormat
+from baton.kernels.dispatch import uses_triton
 from baton.text.gguf.header import TensorType
 
 FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max  # the largest E4M3 number, 448
@@ -111,12 +112,12 @@ def is_quantisable(module: str) -> bool:
 def quantise_fp8(
     weight: torch.Tensor, bias: torch.Tensor | None = None, columns: slice = slice(None)
 ) -> Fp8Weight | BlockFp8Weight:
-    """Quantise float32 [out, in] in groups of 32 inputs with a scale each; on a GPU, whose kernels read nothing else,
-    with a scale per row. `columns` must be complete groups.
+    """Quantise float32 [out, in] in groups of 32 inputs with a scale each; for Triton's kernels, which read nothing
+    else, with a scale per row. `columns` must be complete groups.
 
     An element changes by at most the larger of 1/16 of its value and 2**-10 of its scale.
     """
-    if weight.is_cuda:
+    if uses_triton(weight):
         scales = (weight.abs().amax(1) / FP8_LARGEST).clamp_min(SMALLEST_SCALE)
         return Fp8Weight(_to_e4m3(weight[:, columns] / scales[:, None]), scales, bias)
     kept = weight[:, columns].contiguous()

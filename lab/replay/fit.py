@@ -11,7 +11,7 @@ from baton.client.timelines import ProcessTimeline, TimelineStep
 from baton.engine.request import Plan
 
 FACTORS = ("fixed", "answers", "context tokens", "prompt tokens", "attended tokens")
-"""What a step's duration depends on; the last is the sum, over its prompt tokens, of the tokens before each."""
+"""Inputs of the fit of a step's duration; the last is the sum, over its prompt tokens, of the tokens before each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class PredictedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What a replay simulates."""
+    """Requests, workers and settings that a replay simulates."""
 
     shape: ClusterShape
     overheads: Overheads

@@ -31,7 +31,7 @@ _NO_FILES: Mapping[str, int] = {}
 
 
 Prefixes = Iterable[tuple[int, Sequence[str]]]
-"""Numbers of a prompt's first blocks, the largest first, each with workers that have so many."""
+"""Numbers of a prompt's first blocks, the largest first, each with the workers that have that number."""
 
 
 def shortlist(workers: Sequence[str], known: Set[str], prefixes: Prefixes, turn: int) -> Sequence[str]:

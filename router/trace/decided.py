@@ -1,4 +1,4 @@
-"""What decided about a request, and what was decided, as JSON values: the source of `baton replay`.
+"""Inputs and results of the decisions about a request, as JSON values: the source of `baton replay`.
 
 Contains lengths, block ids, sampling parameters and the inputs of each placement, but no prompt and no answer.
 """

@@ -22,7 +22,7 @@ SESSION_HEADER = "x-session-id"
 MAX_SESSION_CHARACTERS = 256
 TOGETHER = 64
 """Number of tokens that a worker sends together to a client that reads a complete answer. If the worker dies, at most
-so many are computed again.
+this number is computed again.
 """
 TOGETHER_BEFORE_STOPS = 8
 """The same for an answer with stop strings: routers find a stop string, and tokens after it are computed in vain."""

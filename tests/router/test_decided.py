@@ -1,4 +1,4 @@
-"""What a router reports of a decision for `baton replay`: all inputs, and neither prompt nor answer."""
+"""Report of a decision for `baton replay`: it has all inputs, and neither prompt nor answer."""
 
 import json
 import time

@@ -131,7 +131,7 @@ async def fleet(folder: Path, shape: FleetShape, *router_flags: object) -> Async
 
 
 async def until_connected(fleet: Fleet, workers: int) -> None:
-    """Wait until the router serves and has links to so many workers. Raises: CommandFailed."""
+    """Wait until the router serves and has links to this number of workers. Raises: CommandFailed."""
     deadline_s = time.monotonic() + READY_S
     while not (await serves(fleet.target) and await fleet.connected() >= workers):
         if time.monotonic() > deadline_s:

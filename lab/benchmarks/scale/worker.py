@@ -113,7 +113,7 @@ async def serve_all(folder: str, redis_url: str, numbers: Sequence[int], prefill
             )
         )  # fmt: skip
     announcing = asyncio.create_task(announce(registry, records))
-    period = round(REPORT_PERIOD_S / STEP_S)  # a worker reports at every so many steps, which differ between workers
+    period = round(REPORT_PERIOD_S / STEP_S)  # number of steps between reports, which differ between workers
     due_s = time.monotonic()
     for step in count():
         for worker in workers:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.kernels.types import E2M1, Gate, Routing, check_dtype, check_shape
+from baton.kernels.types import E2M1, ZERO_PARTS, Gate, Routing, check_dtype, check_shape
 
 PANEL = 32  # number of outputs that are stored next to one another
 MOST_GROUP_INPUTS = 256
@@ -70,7 +70,7 @@ class PackedWeight:
     inputs: int
     bias: torch.Tensor | None  # float32 [outputs]
     scales: torch.Tensor | None = None  # INT8: float32 [32 * panels]; GROUPED: float16 [panels, groups, 32]
-    zeros: torch.Tensor | None = None  # INT4, FP4: uint8 [panels, groups, 32]
+    zeros: torch.Tensor | None = None  # INT4, FP4: uint8 [panels, groups, 32], in ZERO_PARTS of a code
     offsets: torch.Tensor | None = None  # CODE4, CODE8: float16 [panels, groups, 32]; None: no offsets
     group_inputs: int = 0  # GROUPED: inputs per group
 
@@ -134,8 +134,8 @@ def pack_int4(
 ) -> PackedWeight:
     """Pack `codes`, uint8 `[outputs, inputs]`, each at most 15.
 
-    scales: positive float16 `[outputs, groups]`; zeros: uint8 `[outputs, groups]`. The inputs of a group are a multiple
-    of 8, at most 256.
+    scales: positive float16 `[outputs, groups]`; zeros: uint8 `[outputs, groups]`, in ZERO_PARTS.
+    The inputs of a group are a multiple of 8, at most 256.
     """
     check_dtype("codes", codes, torch.uint8)
     check_dtype("scales", scales, torch.float16)
@@ -152,7 +152,9 @@ def pack_fp4(codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | Non
     """
     check_dtype("codes", codes, torch.uint8)
     check_dtype("scales", scales, torch.float16)
-    return _pack_codes(codes, scales, torch.full_like(scales, FP4_ZERO, dtype=torch.uint8), bias, Stored.FP4)
+    return _pack_codes(
+        codes, scales, torch.full_like(scales, FP4_ZERO * ZERO_PARTS, dtype=torch.uint8), bias, Stored.FP4
+    )
 
 
 def pack_codes(
@@ -210,7 +212,7 @@ def unpacked(weight: PackedWeight) -> torch.Tensor:
             numbers = 2 * torch.tensor(E2M1)[numbers.int()] + FP4_ZERO
         spelled_out: torch.Tensor = _outputs_first(numbers).float().unflatten(1, (-1, weight.group_inputs))
         if weight.zeros is not None:
-            spelled_out = spelled_out - _of_groups(weight.zeros)
+            spelled_out = spelled_out - _of_groups(weight.zeros) / ZERO_PARTS
         spelled_out = spelled_out * _of_groups(weight.scales)
         if weight.offsets is not None:
             spelled_out = spelled_out + _of_groups(weight.offsets)

@@ -11,6 +11,7 @@ from baton.kernels.types import (
     MIN_WEIGHT_SUM,
     SWIGLU_ALPHA,
     SWIGLU_LIMIT,
+    ZERO_PARTS,
     DecodeRows,
     DeltaRates,
     ExpertChoice,
@@ -232,7 +233,7 @@ def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tens
         codes = torch.tensor(E2M1, device=codes.device)[codes.int()]
     groups = codes.unflatten(1, (weight.scales.shape[1], -1))
     if weight.zeros is not None:
-        groups.sub_(weight.zeros[..., None])
+        groups.sub_(weight.zeros[..., None] / ZERO_PARTS)
     groups.mul_(weight.scales[..., None])
     return codes.to(dtype)
 

@@ -343,19 +343,23 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 """Value of each 4-bit code of E2M1 (MXFP4): sign, two exponent bits, one mantissa bit."""
 
 
+ZERO_PARTS = 8
+"""Zero points of 4-bit codes are stored in eighths of a code. Whole ones would double the loss of a small model."""
+
+
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
     """Quantised weight of shape `[outputs, inputs]`. The dtype of `data` gives the format.
 
     int8 and float8_e4m3fn: `data` is `[outputs, inputs]`, number = data * scales[output]. uint8: `data` is `[outputs,
     inputs / 2]` with two 4-bit codes per byte: byte c has column c in its low nibble and column c + inputs / 2 in its
-    high nibble. Columns are split into groups of equal size. With zeros, number = (code - zeros[output, group]) *
+    high nibble. Columns are split into groups of equal size. With zeros, number = (code - zeros[output, group] / 8) *
     scales[output, group]; without, number = E2M1[code] * scales[output, group].
     """
 
     data: torch.Tensor
     scales: torch.Tensor  # float32 [outputs]; for codes: any float [outputs, groups]
-    zeros: torch.Tensor | None = None  # uint8 [outputs, groups]
+    zeros: torch.Tensor | None = None  # uint8 [outputs, groups], in ZERO_PARTS of a code
 
     def __post_init__(self) -> None:
         outputs = len(self.data)

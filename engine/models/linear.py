@@ -42,7 +42,7 @@ from baton.kernels.packed_weight import (
     pack_int8,
     takes_groups,
 )
-from baton.kernels.types import QuantisedWeight
+from baton.kernels.types import ZERO_PARTS, QuantisedWeight
 
 
 class Linear(Protocol):
@@ -316,9 +316,8 @@ def spelled_out(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
         return spelled_blocks(weight, slice(0, len(weight.numbers)), dtype)
     if isinstance(weight, Int4Weight):
         groups = weight.codes.float().unflatten(1, (weight.scales.shape[1], -1))
-        numbers: torch.Tensor = ((groups - weight.zeros.float()[..., None]) * weight.scales.float()[..., None]).flatten(
-            1
-        )
+        zeros, scales = (each.float()[..., None] for each in (weight.zeros / ZERO_PARTS, weight.scales))
+        numbers: torch.Tensor = ((groups - zeros) * scales).flatten(1)
         if weight.column_order is not None:
             numbers = torch.empty_like(numbers).index_copy_(1, weight.column_order, numbers)
         return numbers.to(dtype)
@@ -396,7 +395,7 @@ def _torch_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
         return _two_codes_a_byte(weight)
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
     scales = weight.scales.float()
-    offsets = (INT4_KERNEL_MIDDLE - weight.zeros.float()) * scales
+    offsets = (INT4_KERNEL_MIDDLE - weight.zeros.float() / ZERO_PARTS) * scales
     pairs = torch.stack([scales, offsets], dim=2).transpose(0, 1).to(backend.dtype).contiguous()
     return Int4KernelLinear(packed, pairs, group_inputs, weight.column_order, weight.bias)
 

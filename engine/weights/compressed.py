@@ -15,7 +15,7 @@ import torch
 from baton.engine.config.model_config import ModelError
 from baton.engine.weights.experts import StoredTensors
 from baton.engine.weights.weight import Fp8Weight, Int4Weight, Int8Weight, PlainWeight, Weight
-from baton.kernels.types import E2M1
+from baton.kernels.types import E2M1, ZERO_PARTS
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 CODES = (torch.int8, torch.float8_e4m3fn)
@@ -71,7 +71,7 @@ def _packed(tensors: StoredTensors, module: str, outputs: int, inputs: int, dtyp
         order = of_inputs.argsort(stable=True)
         codes = codes[:, order]
     if bits == 4:
-        return Int4Weight(codes, scales, zeros, order)
+        return Int4Weight(codes, scales, zeros * ZERO_PARTS, order)
     numbers = (codes.float().unflatten(1, (groups, -1)) - zeros[..., None].float()) * scales[..., None].float()
     spelled_out = numbers.flatten(1)
     if order is not None:

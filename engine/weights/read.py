@@ -54,6 +54,7 @@ from baton.engine.weights.weight import (
     stacked,
     with_bias,
 )
+from baton.kernels.types import ZERO_PARTS
 from baton.text.gguf.config import ARCHITECTURES
 from baton.text.gguf.header import GgufTensor, TensorType, read_model_header
 
@@ -319,14 +320,14 @@ class CheckpointWeights:
         if self._packed is not None and self._packed.format is WeightFormat.AWQ:
             qweight = tensors.take(f"{module}.qweight", (torch.int32,), inputs, outputs // PER_WORD)
             codes, zeros = (_nibbles(words)[..., AWQ_NIBBLES].flatten(1) for words in (qweight, qzeros))
-            return Int4Weight(codes.T.contiguous(), scales, zeros.T.contiguous(), bias=own_bias)
+            return Int4Weight(codes.T.contiguous(), scales, zeros.T.contiguous() * ZERO_PARTS, bias=own_bias)
         qweight = tensors.take(f"{module}.qweight", (torch.int32,), inputs // PER_WORD, outputs)
         if self._packed is not None and self._packed.zeros_less_one:
             # Add 1 to all zero points of a word by one addition. GPTQModel subtracted 1 by one subtraction, in which
             # nibbles may borrow from one another. The addition undoes that too.
             qzeros = qzeros + ONE_IN_EACH_NIBBLE
         codes = _nibbles(qweight.T).flatten(1)  # [out, in]
-        zeros = _nibbles(qzeros).flatten(1).T.contiguous()
+        zeros = _nibbles(qzeros).flatten(1).T.contiguous() * ZERO_PARTS
         order = self._column_order(module, inputs, groups)
         return Int4Weight(codes if order is None else codes[:, order], scales, zeros, order, own_bias)
 

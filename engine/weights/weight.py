@@ -11,6 +11,7 @@ import torch
 
 from baton.engine.weights.formats import WeightFormat
 from baton.kernels.dispatch import uses_triton
+from baton.kernels.types import ZERO_PARTS
 from baton.text.gguf.header import TensorType
 
 FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max  # the largest E4M3 number, 448
@@ -23,6 +24,7 @@ KEPT_MODULES = (
     *(".modality_router", ".prediction_coefs", ".correction_coefs"),
 )
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+SMALLEST_HALF = torch.finfo(torch.float16).tiny
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Int4Weight:
 
     codes: torch.Tensor  # uint8 [out, in], at most 15
     scales: torch.Tensor  # [out, groups], any float dtype
-    zeros: torch.Tensor  # uint8 [out, groups]
+    zeros: torch.Tensor  # uint8 [out, groups], in ZERO_PARTS of a code
     column_order: torch.Tensor | None = None  # int64 [in], index of the input of each column; None: column i is input i
     bias: torch.Tensor | None = None
 
@@ -163,10 +165,10 @@ def quantise_int8(weight: torch.Tensor, bias: torch.Tensor | None = None, column
 
 
 def quantise_int4(weight: torch.Tensor, bias: torch.Tensor | None = None, columns: slice = slice(None)) -> Int4Weight:
-    """Quantise float32 [out, in] in groups of 32 inputs with a scale each. `columns` must be complete groups.
+    """Quantise float32 [out, in] in groups of 32 inputs with a scale and a zero point each.
 
-    An element changes by at most half its group's scale, or 1.5 scales at the ends of the range. The range of a group
-    includes zero, so zero stays zero.
+    `columns` must be complete groups. An element changes by at most 0.6 of its group's scale, or 1.6 scales at the ends
+    of the range.
     """
     kept = weight[:, columns].contiguous()
     groups = kept.view(len(kept), -1, GROUP_INPUTS)
@@ -176,32 +178,49 @@ def quantise_int4(weight: torch.Tensor, bias: torch.Tensor | None = None, column
 
 
 FITTED_ROWS = 256  # rows whose temporary tensors mostly stay in the cache
-STEPS_IN_RANGE = (14.3, 15.0, 15.7)  # tried quotients of a group's range and its scale; of 15 no number is clipped
+STEPS_IN_RANGE = (
+    13.6,
+    14.3,
+    15.0,
+    15.7,
+)  # tried quotients of a group's range and its scale; of 15 no number is clipped
 
 
 def _fit_int4(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return codes, scales and zeros of groups, the latter two `[..., 1]`.
 
-    Each tried step implies integers, and these the scale with the least squared error; the group keeps the best ones.
+    Each tried step implies codes, and these the scale and the zero point with the least squared error, by linear
+    regression; the group keeps the best ones.
     """
     low, high = groups.amin(2, keepdim=True).clamp_max(0), groups.amax(2, keepdim=True).clamp_min(0)
+    span, mean = (high - low).clamp_min(SMALLEST_HALF), groups.mean(2, keepdim=True)
     explained, scales, zeros = torch.full_like(low, -1.0), low, low
     for steps in STEPS_IN_RANGE:
-        inverse = steps / (high - low).clamp_min(SMALLEST_SCALE)
-        zero = (-low * inverse).round_().clamp_(0, LARGEST_CODE)
-        integers = _int4_codes(groups * inverse, zero).sub_(zero)
-        product = torch.linalg.vecdot(integers, groups).unsqueeze(2)
-        squares = torch.linalg.vecdot(integers, integers).unsqueeze(2).clamp_min(1.0)
-        is_better = product * product / squares > explained
-        explained = torch.where(is_better, product * product / squares, explained)
-        scales, zeros = torch.where(is_better, product / squares, scales), torch.where(is_better, zero, zeros)
-    scales = scales.clamp_min(torch.finfo(torch.float16).tiny).half()
-    return _int4_codes(groups / scales, zeros).to(torch.uint8), scales, zeros.to(torch.uint8)
+        inverse = steps / span
+        codes = _int4_codes(groups * inverse, -low * inverse)
+        middle = codes.mean(2, keepdim=True)
+        deviations = codes.sub_(middle)
+        product = torch.linalg.vecdot(deviations, groups).unsqueeze(2)
+        squares = torch.linalg.vecdot(deviations, deviations).unsqueeze(2)
+        has_slope = product > 0
+        scale = torch.where(has_slope, product / squares, span / steps)
+        gain = torch.where(has_slope, product * scale, 0)
+        is_better = gain > explained
+        explained = torch.where(is_better, gain, explained)
+        scales = torch.where(is_better, scale, scales)
+        zeros = torch.where(is_better, middle - mean / scale, zeros)
+    zeros = zeros.mul_(ZERO_PARTS).round_().clamp_(0, ZERO_PARTS * LARGEST_CODE)
+    zero = zeros / ZERO_PARTS
+    numbers = _int4_codes(groups / scales, zero).sub_(zero)
+    product = torch.linalg.vecdot(numbers, groups).unsqueeze(2)
+    squares = torch.linalg.vecdot(numbers, numbers).unsqueeze(2)
+    scales = torch.where(product > 0, product / squares, scales).clamp_min(SMALLEST_HALF).half()
+    return _int4_codes(groups / scales, zero).to(torch.uint8), scales, zeros.to(torch.uint8)
 
 
 def _int4_codes(quotients: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
-    """Round quotients of numbers and scales to codes, in place."""
-    return quotients.round_().add_(zeros).clamp_(0, LARGEST_CODE)
+    """Convert quotients of numbers and scales to codes, in place."""
+    return quotients.add_(zeros).round_().clamp_(0, LARGEST_CODE)
 
 
 Quantiser = Callable[[torch.Tensor, torch.Tensor | None, slice], Weight]

@@ -8,6 +8,7 @@ namespace baton {
 typedef int16_t Halves __attribute__((vector_size(VECTOR_BYTES), aligned(VECTOR_BYTES)));
 
 constexpr int PANEL = 32;  // outputs of a panel
+constexpr int ZERO_PARTS = 8;  // parts of a code in which zero points are stored
 constexpr int MOST_ROWS = LANES == 16 ? 14 : LANES == 8 ? 6 : 4;  // most rows of a tile: their sums fill the registers
 
 // In every format NUMBERS adjacent numbers of an output form a `Number`, which unfolds into PARTS vectors of outputs. A
@@ -73,16 +74,6 @@ struct PairWeight {
 inline Halves products_of_bytes(Ints a, Ints b) {
     const Halves first = reinterpret_cast<Halves>(a), second = reinterpret_cast<Halves>(b);
     return ((first << 8) >> 8) * ((second << 8) >> 8) + (first >> 8) * (second >> 8);
-}
-
-// Return the sum of the two signed halves of each lane.
-inline Ints sums_of_halves(Halves halves) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    return reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(halves), _mm256_set1_epi16(1)));
-#else
-    const Ints lanes = reinterpret_cast<Ints>(halves);
-    return ((lanes << 16) >> 16) + (lanes >> 16);
-#endif
 }
 
 // Products of integers of 16 bits, two per word. Their sums are exact, and so equal at every instruction-set level.

@@ -44,6 +44,9 @@ inline Ints times(Ints a, int32_t b) {
 
 #if defined(__AVX512VNNI__)
 using CodeSum = Ints;
+template <class Format>
+constexpr int64_t MOST_CODE_STEPS = 32;  // the largest group
+inline Ints in_zero_parts(CodeSum sum) { return sum * ZERO_PARTS; }
 inline void add_codes(CodeSum& sum, Ints codes, Ints x) {
     sum = reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(codes),
                                                      reinterpret_cast<__m512i>(x)));
@@ -52,6 +55,15 @@ inline void add_codes(CodeSum& sum, Ints codes, Ints x) {
 using CodeSum = Halves;
 template <class Format>  // most steps whose sums of products fit in 16 bits
 constexpr int64_t MOST_CODE_STEPS = (1 << 15) / (2 * 2 * Format::LARGEST * 128);
+// Return the sum of the two signed halves of each lane, times ZERO_PARTS.
+inline Ints in_zero_parts(CodeSum sum) {
+#if defined(__AVX2__)
+    return reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(sum), _mm256_set1_epi16(ZERO_PARTS)));
+#else
+    const Ints lanes = reinterpret_cast<Ints>(sum);
+    return (((lanes << 16) >> 16) + (lanes >> 16)) * ZERO_PARTS;
+#endif
+}
 inline void add_codes(CodeSum& sum, Ints codes, Ints x) {
 #if defined(__AVX2__)
     // Assembly, since GCC would otherwise compute all products before the first addition, and run out of registers.
@@ -69,15 +81,10 @@ template <int rows, int strips>
 struct CodeSums {
     CodeSum of[strips][rows][2];
 };
-#if defined(__AVX512VNNI__)  // sums of a complete group fit in 32 bits
-template <int rows, int strips>
-using GroupSums = CodeSums<rows, strips>;
-#else
 template <int rows, int strips>
 struct GroupSums {
-    Ints of[strips][rows][2];
+    Ints of[strips][rows][2];  // times ZERO_PARTS
 };
-#endif
 
 // Multiply `steps` steps of a group, from number `at` of each strip on. x: [steps * 2][rows]. Prefetches codes: `next`
 // numbers ahead of each of several strips, or at `ahead` for a single one.
@@ -106,13 +113,10 @@ ALWAYS_INLINE void add_steps(const uint32_t* x, const GroupedStrip* strip, int64
     }
 }
 
-// Multiply a group of `steps` steps. x: [2 * steps][rows]; sums: begin with zero points times negated sums of bytes.
+// Multiply a group of `steps` steps. x: [2 * steps][rows]; sums: begin with zero points times negated sums of bytes, in ZERO_PARTS.
 template <class Format, int rows, int strips>
 ALWAYS_INLINE void add_group(const uint32_t* x, const GroupedStrip* strip, int64_t group, int64_t steps, int64_t next,
                              GroupSums<rows, strips>& sums, Ahead& ahead) {
-#if defined(__AVX512VNNI__)
-    add_steps<Format, rows, strips>(x, strip, group * steps * PANEL, steps, next, sums, ahead);
-#else
     for (int64_t step = 0; step < steps; step += MOST_CODE_STEPS<Format>) {
         CodeSums<rows, strips> some{};
         add_steps<Format, rows, strips>(x + 2 * step * rows, strip, (group * steps + step) * PANEL,
@@ -121,9 +125,8 @@ ALWAYS_INLINE void add_group(const uint32_t* x, const GroupedStrip* strip, int64
         for (int s = 0; s < strips; ++s)
 #pragma GCC unroll 14
             for (int r = 0; r < rows; ++r)
-                for (int half = 0; half < 2; ++half) sums.of[s][r][half] += sums_of_halves(some.of[s][r][half]);
+                for (int half = 0; half < 2; ++half) sums.of[s][r][half] += in_zero_parts(some.of[s][r][half]);
     }
-#endif
 }
 
 // Some groups of some strips, to be multiplied.

@@ -34,7 +34,7 @@ struct Tiles {
     int64_t rows(int64_t tile) const { return first_row(tile + 1) - first_row(tile); }
 };
 
-// Words before the bytes of each row and group: the scale, and the negated sum of the bytes.
+// Words before the bytes of each row and group: the scale of sums in ZERO_PARTS, and the negated sum of the bytes.
 constexpr int64_t GROUP_HEAD_WORDS = 2;
 
 // 1.5 * 2^23: adding it to a small float rounds that to an integer, which is in the low bits of the sum.
@@ -109,7 +109,8 @@ inline void quantise_group(const float* x, int64_t inputs, uint32_t* to) {
         else std::memcpy(bytes + i, &low, sizeof low);
     }
     const int32_t minus = -reduce_integers(sums, [](Ints a, Ints b) { return a + b; });
-    std::memcpy(to, &scale, sizeof scale);
+    const float scale_of_parts = scale / ZERO_PARTS;
+    std::memcpy(to, &scale_of_parts, sizeof scale_of_parts);
     std::memcpy(to + 1, &minus, sizeof minus);
 }
 

@@ -63,13 +63,16 @@ def inputs_at_once(weight: QuantisedWeight | torch.Tensor, dtype: torch.dtype) -
 
 @triton.jit
 def codes(packed, scales, zeros, outputs, columns, inside, GROUPS: tl.constexpr, GROUP: tl.constexpr):
-    """Dequantise 4-bit codes to float32. columns: input of each code, which determines its group."""
+    """Dequantise 4-bit codes to float32. columns: input of each code, which determines its group.
+
+    `zeros` are in eighths of a code (ZERO_PARTS).
+    """
     places = outputs[:, None] * GROUPS + (columns // GROUP)[None, :]
     scale = tl.load(scales + places, mask=inside, other=0.0).to(tl.float32)
     if zeros is None:
         numbers = e2m1(packed)
     else:
-        numbers = packed.to(tl.float32) - tl.load(zeros + places, mask=inside, other=0).to(tl.float32)
+        numbers = packed.to(tl.float32) - tl.load(zeros + places, mask=inside, other=0).to(tl.float32) * 0.125
     return numbers * scale
 
 
@@ -94,7 +97,7 @@ def without_zeros(codes, zeros, place, real):
         numbers = e2m1(codes)
     else:
         zero = tl.load(zeros + place, mask=real, other=0).to(tl.int16)
-        numbers = (codes.to(tl.int16) - zero[:, None]).to(tl.float32)
+        numbers = (codes.to(tl.int16) * 8 - zero[:, None]).to(tl.float32) * 0.125
     return numbers
 
 

@@ -118,7 +118,7 @@ def test_fp8_in_another_unit_has_the_same_numbers() -> None:
     assert torch.equal(one.scales, other.scales * 1024)
 
 
-@pytest.mark.parametrize("format", MADE)
+@pytest.mark.parametrize("format", ["int8", "fp8"])
 def test_zero_stays_zero(format: str) -> None:
     weight = weights(0, 1.0)
     weight[:, ::7] = 0
@@ -255,7 +255,7 @@ def test_offline_a_format_that_is_not_the_checkpoints_is_refused(folder: Path) -
 
 def test_a_weight_that_is_spelled_out_is_the_one_that_its_projection_multiplies_with() -> None:
     """Also where its columns are in another order, as in GPTQ's checkpoints."""
-    codes, zeros = torch.randint(16, (48, 64), dtype=torch.uint8), torch.randint(16, (48, 2), dtype=torch.uint8)
+    codes, zeros = torch.randint(16, (48, 64), dtype=torch.uint8), torch.randint(256, (48, 2), dtype=torch.uint8)
     scales, backend = torch.rand(48, 2), MatmulBackend(torch.device("cpu"), torch.float32)
     for order in (None, torch.randperm(64)):
         weight, x = Int4Weight(codes, scales, zeros, order), torch.randn(3, 64)

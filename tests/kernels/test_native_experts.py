@@ -52,7 +52,7 @@ def weight_of(stored: Stored, outputs: int, inputs: int) -> PackedWeight:
         return pack_codes(codes.to(kind), (torch.rand(groups) / 30).half(), (torch.rand(groups) / -4).half(), None)
     if stored in GROUPED:
         groups = (outputs, inputs // 8)
-        codes, zeros = torch.randint(0, 16, (outputs, inputs)).byte(), torch.randint(6, 10, groups).byte()
+        codes, zeros = torch.randint(0, 16, (outputs, inputs)).byte(), torch.randint(48, 80, groups).byte()
         return pack_int4(codes, (torch.rand(groups) / 30 + 0.01).half(), zeros, None)
     return pack(torch.randn(outputs, inputs) / inputs**0.5, stored, torch.randn(outputs) / 10)
 

@@ -21,7 +21,7 @@ from baton.kernels.packed_weight import (
     pack_int8,
     unpacked,
 )
-from baton.kernels.types import E2M1, QUANTISED, Gate, HeadNorms, KvLayer, QuantisedWeight
+from baton.kernels.types import E2M1, QUANTISED, ZERO_PARTS, Gate, HeadNorms, KvLayer, QuantisedWeight
 from tests.fixtures.native_levels import TESTED, native_at
 
 SHAPES = [(1, 1, 1), (1, 33, 7), (2, 31, 65), (3, 64, 130), (7, 100, 33), (12, 32, 32), (13, 40, 9), (60, 70, 37)]
@@ -48,7 +48,8 @@ def inputs_for(stored: Stored, inputs: int) -> int:
 def weight_of(stored: Stored, outputs: int, inputs: int, bias: bool, group_inputs: int = GROUP_INPUTS) -> PackedWeight:
     offsets = torch.randn(outputs) if bias else None
     if stored is Stored.INT4:
-        codes, zeros = (torch.randint(0, 16, (outputs, n), dtype=torch.uint8) for n in (inputs, inputs // group_inputs))
+        codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8)
+        zeros = torch.randint(0, 256, (outputs, inputs // group_inputs), dtype=torch.uint8)
         return pack_int4(codes, (torch.rand(zeros.shape) + 0.01).half(), zeros, offsets)
     if stored is Stored.FP4:
         codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8)
@@ -136,8 +137,10 @@ def test_gated_linear_is_the_product_gated(
 
 def test_int4_weights_unpack_to_codes_less_zeros_times_scales() -> None:
     codes = torch.randint(0, 16, (37, 48), dtype=torch.uint8)
-    zeros, scales = torch.randint(0, 16, (37, 3), dtype=torch.uint8), torch.rand(37, 3).half()
-    expected = ((codes.view(37, 3, 16).float() - zeros[..., None]) * scales[..., None].float()).view(37, 48)
+    zeros, scales = torch.randint(0, 256, (37, 3), dtype=torch.uint8), torch.rand(37, 3).half()
+    expected = ((codes.view(37, 3, 16).float() - zeros[..., None] / ZERO_PARTS) * scales[..., None].float()).view(
+        37, 48
+    )
     assert torch.equal(unpacked(pack_int4(codes, scales, zeros, None)), expected)
 
 

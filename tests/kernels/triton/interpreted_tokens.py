@@ -148,7 +148,7 @@ def weights(outputs: int, inputs: int, groups: int) -> dict[str, QuantisedWeight
         "int4": QuantisedWeight(
             torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8),
             (torch.rand(outputs, groups) + 0.1).half(),
-            torch.randint(0, 16, (outputs, groups), dtype=torch.uint8),
+            torch.randint(0, 256, (outputs, groups), dtype=torch.uint8),
         ),
         "fp4": QuantisedWeight(
             torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8),

@@ -12,6 +12,8 @@ from baton.engine.kv_cache.sizing import KvSizing
 from baton.launch import CommandFailed
 from baton.launch.devices import DeviceChoice
 from baton.launch.model_source import find_folder
+from baton.text.host.files import FileRefused
+from baton.text.model_folder import DESCRIBING_FILES, check_config
 
 
 def run_plan(options: PlanOptions) -> int:
@@ -53,6 +55,7 @@ def make_plan(options: PlanOptions) -> tuple[MemoryPlan, KvSizing]:
     from baton.engine.weights.formats import weight_format
     from baton.engine.weights.model_shape import read_model_shape
     from baton.text.tokenizer.checkpoint_tokenizer import TokenizerRefused, read_tokenizer
+    from baton.text.tokenizer.convert import has_tokenizer
 
     folder = config_folder(options.model)
     on_gpu = options.device is DeviceChoice.CUDA or (options.device is DeviceChoice.AUTO and torch.cuda.is_available())
@@ -74,8 +77,9 @@ def make_plan(options: PlanOptions) -> tuple[MemoryPlan, KvSizing]:
         layout = resolve_layout(asked, shape.config)
         format = weight_format(folder, options.quantize)
         check_format(shape.config, format)
-        if has_weights(folder):
+        if has_weights(folder) or has_tokenizer(folder):
             read_tokenizer(folder)  # the server would refuse the checkpoint
+        if has_weights(folder):
             weight_bytes = weights_of(asked, shape.config, format, dtype).size_bytes
         else:
             weight_bytes = planned_weights(folder, shape.tensors, options.quantize, dtype.itemsize).size_bytes
@@ -118,12 +122,14 @@ def _needed_bytes(sizing: KvSizing, batch: int) -> int:
 
 
 def config_folder(model: str) -> Path:
-    """Return the folder with config.json, fetching only that file from the hub. Raises: CommandFailed."""
+    """Return the folder with config.json, fetching configuration and tokenizer from the hub. Raises: CommandFailed."""
     given = Path(model).expanduser()
     is_config = given.is_file() and given.suffix == ".json"
-    folder = given.parent if is_config else find_folder(model, ["config.json"])
-    if not (folder / "config.json").is_file():
-        raise CommandFailed(f"{folder} has no config.json")
+    folder = given.parent if is_config else find_folder(model, DESCRIBING_FILES)
+    try:
+        check_config(folder)
+    except FileRefused as error:
+        raise CommandFailed(str(error)) from error
     return folder
 
 

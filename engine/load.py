@@ -70,6 +70,7 @@ from baton.engine.parallel.shard import ALONE, Shard, shard_config, shard_convol
 from baton.engine.weights.files import weight_files
 from baton.engine.weights.formats import CUT, WITH_INT8_HEAD, WeightFormat, weight_format
 from baton.engine.weights.gguf_file import dequantise
+from baton.engine.weights.gguf_names import apart
 from baton.engine.weights.pairs import ROTATED, pair_slices
 from baton.engine.weights.read import CUTS, Cut, Size, WeightSource, open_weights, parts_of
 from baton.engine.weights.weight import GgufWeight, PlainWeight, quantise_int8
@@ -83,7 +84,8 @@ logger = logging.getLogger(__name__)
 
 def check_format(config: ModelConfig, format: WeightFormat) -> None:
     """Reject weight formats that the model's code cannot compute with. Raises: ModelError."""
-    if format is not WeightFormat.PLAIN and not isinstance(config, DecoderConfig):
+    expands = isinstance(config, EncoderConfig) and format is WeightFormat.GGUF
+    if format is not WeightFormat.PLAIN and not isinstance(config, DecoderConfig) and not expands:
         raise ModelError(
             f"{config.family} runs through transformers' code, which needs plain weights; remove quantize or "
             "use a plain checkpoint"
@@ -190,6 +192,8 @@ def _load_decoder(
     shard: Shard,
     adapters: AdapterSet | None = None,
 ) -> DecoderModel:
+    if format is WeightFormat.GGUF:
+        config = apart(config)
     with open_weights(folder, config, format, backend.dtype, backend.device, shard, progress) as source:
         model = DecoderParts(source, backend, adapters, shard, format in WITH_INT8_HEAD).decoder(config)
     return_freed_memory()

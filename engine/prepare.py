@@ -311,7 +311,8 @@ class LoadedWeights(NamedTuple):
 def weights_of(options: ModelOptions, config: ModelConfig, format: WeightFormat, dtype: torch.dtype) -> LoadedWeights:
     """Return the sizes in memory of all weights, and of an untied embedding (part of them, only looked up by row)."""
     packed = packs(options.device) and isinstance(config, DecoderConfig)
-    loaded = loaded_bytes(options.folder, format, dtype.itemsize, packed, config.tensor_name)
+    expands = isinstance(config, EncoderConfig)
+    loaded = loaded_bytes(options.folder, format, dtype.itemsize, packed, config.tensor_name, expands)
     tied = isinstance(config, DecoderConfig) and config.tie_word_embeddings
     head_bytes, is_one = 0 if tied else loaded.head, tied
     if packed and format in WITH_INT8_HEAD:

@@ -17,6 +17,11 @@ from baton.text.tokenizer.checkpoint_tokenizer import read_tokenizer
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 MODEL_FILES = ("*.safetensors", *TOKENIZER_FILES)
 """Patterns of files to download of a model whose weights are in safetensors files."""
+DESCRIBING_FILES = (
+    *("config.json", "generation_config.json", "tokenizer*", "tekken.json", "vocab*", "merges.txt", "*.model"),
+    *("*.tiktoken", "*.jinja", "chat_template.json", "added_tokens.json", "special_tokens_map.json"),
+)
+"""Patterns of files to download in order to plan a model: configuration and tokenizer."""
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 FILE_KINDS = {".safetensors": "a file of weights", **dict.fromkeys(PICKLED, "a file of pickled weights")}
 CONVERT = "convert it to safetensors, or give the folder or Hugging Face id of the original checkpoint"
@@ -57,11 +62,23 @@ def check_complete(folder: Path) -> None:
         raise NoSuchModel(f"{folder} is empty; give the folder of a checkpoint")
     if pickled and not suffixes & {".safetensors", SUFFIX}:
         raise NoSuchModel(f"{folder / pickled[0]}: {_file_instead(folder / pickled[0])}")
-    if not (folder / "config.json").is_file():
-        raise NoSuchModel(f"{folder} is not a checkpoint: it has no config.json")
+    check_config(folder)
     if not suffixes & {".safetensors", SUFFIX}:
         raise NoSuchModel(f"{folder} has no *.safetensors and no *.gguf; other formats are not read")
     read_tokenizer(folder)
+
+
+def check_config(folder: Path) -> None:
+    """Check that a folder has a config.json. Raises: NoSuchModel, which says what the folder is instead."""
+    if (folder / "config.json").is_file():
+        return
+    if (folder / "adapter_config.json").is_file():
+        raise NoSuchModel(f"{folder} is a LoRA adapter; give its base model, and --adapter NAME={folder}")
+    if (folder / "params.json").is_file():
+        raise NoSuchModel(
+            f"{folder} is in Mistral's own format (params.json); give the checkpoint in Hugging Face's format"
+        )
+    raise NoSuchModel(f"{folder} is not a checkpoint: it has no config.json")
 
 
 def _gguf_folder(folder: Path) -> Path | None:

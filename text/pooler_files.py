@@ -21,6 +21,8 @@ LAST_TOKEN = Pooling()
 ENCODERS = frozenset({"bert", "camembert", "modernbert", "nomic_bert", "roberta", "xlm-roberta"})
 """Values of `model_type` of encoders, whose tokens attend to all tokens of the input."""
 ENCODERS_WITH_HEADS = ENCODERS - {"modernbert", "nomic_bert"}
+BEHIND_PADDING = frozenset({"camembert", "roberta", "xlm-roberta"})
+"""Encoders whose first position is the padding token's id plus one."""
 CLASSIFIER = "ForSequenceClassification"
 ACTIVATIONS = {"torch.nn.modules.activation.Sigmoid": True, "torch.nn.modules.linear.Identity": False}
 

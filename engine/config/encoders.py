@@ -6,10 +6,7 @@ from typing import Any
 from baton.engine.config.model_config import EncoderConfig, ModelError, read_json
 from baton.engine.config.resolved_config import fields_of, read_transformers_config
 from baton.engine.config.rope import per_sequence_fault
-from baton.text.pooler_files import PoolingRefused, read_pooler
-
-BEHIND_PADDING = frozenset({"camembert", "roberta", "xlm-roberta"})
-"""Families whose first position is the padding token's id plus one."""
+from baton.text.pooler_files import BEHIND_PADDING, PoolingRefused, read_pooler
 
 
 def encoder_config(folder: Path) -> EncoderConfig:

@@ -12,11 +12,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AutoModel, AutoModelForSequenceClassification
+from transformers.initialization import no_init_weights
 
 from baton.engine.config.model_config import EncoderConfig, ModelError
+from baton.engine.config.resolved_config import read_transformers_config
 from baton.engine.models.batch import Batch, make_batch
 from baton.engine.models.transformers_checkpoint import load_whole
 from baton.engine.request import Chunk
+from baton.engine.weights.formats import gguf_files, is_gguf
+from baton.engine.weights.gguf_encoder import GgufEncoderWeights
 from baton.kernels.types import KvPages
 
 logger = logging.getLogger(__name__)
@@ -161,6 +165,18 @@ def load_encoder(
 
 
 def _load(folder: Path, config: EncoderConfig, dtype: torch.dtype) -> Any:
-    if config.labels is None:
-        return load_whole(AutoModel, folder, dtype, NAME, optional=UNUSED)
-    return load_whole(AutoModelForSequenceClassification, folder, dtype, NAME)
+    kind: Any = AutoModel if config.labels is None else AutoModelForSequenceClassification
+    optional = UNUSED if config.labels is None else ()
+    if is_gguf(folder):
+        return _load_gguf(kind, folder, dtype, optional)
+    return load_whole(kind, folder, dtype, NAME, optional)
+
+
+def _load_gguf(kind: Any, folder: Path, dtype: torch.dtype, optional: tuple[str, ...]) -> Any:
+    stated = read_transformers_config(folder)
+    with no_init_weights():
+        made = kind.from_config(stated, dtype=dtype, attn_implementation=NAME)
+    shapes = {name: tensor.shape for name, tensor in made.state_dict().items()}
+    with torch.no_grad():
+        made.load_state_dict(GgufEncoderWeights(gguf_files(folder)[0]).state(shapes, optional), strict=False)
+    return made

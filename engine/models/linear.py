@@ -185,7 +185,9 @@ class GgufLinear:
     weight: GgufWeight
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
-        rows, kind = self.weight.rows, self.weight.type
+        rows, kind, order = self.weight.rows, self.weight.type, self.weight.column_order
+        if order is not None:
+            x = x[:, order]
         return tiled_linear(x, len(rows), lambda tile: dequantise(rows[tile], kind).to(x.dtype), self.weight.bias)
 
 
@@ -413,9 +415,15 @@ def _gguf(weight: GgufWeight, backend: MatmulBackend) -> Linear:
 
 def _packed_gguf(weight: GgufWeight, backend: MatmulBackend) -> Linear:
     """Pack a GGUF weight as stored if native kernels read its type, else as plain numbers."""
-    if weight.type not in CODED:
+    coding, order = CODED.get(weight.type), weight.column_order
+    if coding is None:
         return _expanded_gguf(weight, backend)
     codes = codes_of(weight.rows, weight.type)
+    if order is not None:
+        groups = order.view(-1, coding.inputs)
+        if not torch.equal(groups - groups[:, :1], torch.arange(coding.inputs).expand_as(groups)):
+            return _expanded_gguf(weight, backend)  # a group would be divided
+        codes = codes.of_groups((groups[:, 0] // coding.inputs).argsort())
     return _packed_codes(codes, weight.bias, backend)
 
 
@@ -438,6 +446,8 @@ def _packed_stack(weight: StackedWeight, backend: MatmulBackend) -> Linear:
 
 def _expanded_gguf(weight: GgufWeight, backend: MatmulBackend) -> Linear:
     numbers = torch.cat([dequantise(rows, weight.type).to(backend.dtype) for rows in weight.rows.split(EXPANDED_ROWS)])
+    if weight.column_order is not None:
+        numbers = numbers[:, weight.column_order.argsort()]
     return backend.linear(PlainWeight(numbers, weight.bias))
 
 

@@ -15,7 +15,7 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.memory import ANY_BYTES, LargestStep, cpu_kv_bytes, prepare_with_spare_memory
 from baton.engine.kv_cache.sizing import KvSizing
 from baton.engine.offline.answer import LlmAnswer
-from baton.engine.offline.engine_args import EngineArgs, model_folder
+from baton.engine.offline.engine_args import EngineArgs, checkpoint_folder, model_folder
 from baton.engine.offline.lora import (
     NO_ADAPTER,
     USUAL_RANK,
@@ -201,7 +201,7 @@ class OfflineEngine:
 
 def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> OfflineModel:
     """Size the KV pool, load the weights, and print a summary on stderr. Raises: ValueError, ModelError."""
-    folder, device = model_folder(args.model), args.torch_device()
+    folder, device = checkpoint_folder(args.model), args.torch_device()
     asked = ModelOptions(
         folder,
         device,
@@ -215,7 +215,7 @@ def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> OfflineMo
         speculates=args.speculative_tokens is not None,
     )
     if args.draft_model is not None:
-        asked = draft_options(asked, model_folder(args.draft_model), DRAFT_KV_BYTES)
+        asked = draft_options(asked, checkpoint_folder(args.draft_model), DRAFT_KV_BYTES)
     started = time.monotonic()
     prepared = _prepared(args, asked, adapters)
     with made_on(device, f"a KV pool of {mib(prepared.storage_bytes)}"):

@@ -10,7 +10,7 @@ import torch
 from baton.engine.load import device_named
 from baton.engine.weights.formats import WeightFormat
 from baton.text.host.files import FileRefused
-from baton.text.model_folder import MODEL_FILES, find_model_folder
+from baton.text.model_folder import MODEL_FILES, check_config, find_model_folder
 from baton.text.model_options import GPU_MEMORY_UTILIZATION, SPECULATIVE_TOKENS, KvCacheDtype
 from baton.text.speculation import MOST_SPECULATIVE_TOKENS
 
@@ -146,3 +146,13 @@ def model_folder(name: str, patterns: Sequence[str] = MODEL_FILES) -> Path:
         return find_model_folder(name, patterns)
     except FileRefused as error:
         raise ValueError(f"{name!r}: {error}") from error
+
+
+def checkpoint_folder(name: str) -> Path:
+    """Return the folder of a model, as `model_folder` does, if it has a config.json. Raises: ValueError."""
+    folder = model_folder(name)
+    try:
+        check_config(folder)
+    except FileRefused as error:
+        raise ValueError(str(error)) from error
+    return folder

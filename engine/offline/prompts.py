@@ -148,13 +148,14 @@ class PromptEncoder:
 
         Raises: ValueError.
         """
-        texts = (text_of(query), text_of(document))
-        if None in texts:
+        one, other = text_of(query), text_of(document)
+        if one is None or other is None:
             raise ValueError("a reranker needs two texts, not token ids")
         if as_pair:
-            encoded = self._tokenizer.encode(*texts)
+            encoded = self._source.pair(self._tokenizer, one, other)
             return Prompt(None, tuple(encoded.ids), second_text(encoded.type_ids))
-        return self.read_chat([{"role": role, "content": text} for role, text in zip(PAIR, texts, strict=True)], True)
+        messages = [{"role": role, "content": text} for role, text in zip(PAIR, (one, other), strict=True)]
+        return self.read_chat(messages, True)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without special tokens."""

@@ -202,16 +202,18 @@ def loaded_bytes(
     number_bytes: int,
     packed: bool = False,
     name_of: Callable[[str], str | None] = str,
+    expands: bool = False,
 ) -> LoadedBytes:
     """Return the size in memory of each tensor of a checkpoint; reads only the files' headers. Raises: ModelError.
 
     `packed`: whether weights are packed for a CPU's native kernels, which keep bfloat16 numbers in two bytes.
-    `name_of`: returns the decoder's name of a stored tensor, None for one that is not read.
+    `name_of`: returns the decoder's name of a stored tensor, None for one that is not read. `expands`: whether all
+    tensors of a GGUF file become plain numbers.
     """
     files = weight_files(folder)
     if format is WeightFormat.GGUF:
-        tensors = read_model_header(files[0]).tensors
-        return LoadedBytes({name: _gguf_bytes(each, number_bytes, packed) for name, each in tensors.items()})
+        tensors = read_model_header(files[0]).used_tensors
+        return LoadedBytes({name: _gguf_bytes(each, number_bytes, packed, expands) for name, each in tensors.items()})
     found = {}
     for path in files:
         for stored, tensor in read_safetensors_header(path).items():
@@ -225,15 +227,21 @@ def loaded_bytes(
             if tensor.dtype == "I32" and name.endswith(".weight_packed"):
                 kept_bytes = WORD_BYTES
             found[name] = _safetensor_bytes(TensorShape(name, tensor.shape), format, kept_bytes)
+    if HEADS[0] in found and not any(name.endswith(EMBEDDINGS) for name in found):
+        found[EMBEDDINGS[0]] = found.pop(HEADS[0])  # a tied embedding, stored under the name of the head
     return LoadedBytes(found)
 
 
 @reads(ModelError)
 def has_head(folder: Path) -> bool:
-    """Return whether the safetensors files of a checkpoint have an output head. Raises: ModelError."""
+    """Return whether the safetensors files of a checkpoint have an output head besides the embedding.
+
+    Raises: ModelError.
+    """
     if is_gguf(folder):
         return False
-    return any(text_name(name) in HEADS for path in weight_files(folder) for name in read_safetensors_header(path))
+    names = {text_name(name) or "" for path in weight_files(folder) for name in read_safetensors_header(path)}
+    return bool(names & set(HEADS)) and any(name.endswith(EMBEDDINGS) for name in names)
 
 
 def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
@@ -268,10 +276,10 @@ def _safetensor_bytes(tensor: TensorShape, format: WeightFormat, number_bytes: i
     return tensor.loaded_bytes(kept, number_bytes)
 
 
-def _gguf_bytes(tensor: GgufTensor, number_bytes: int, packed: bool) -> int:
+def _gguf_bytes(tensor: GgufTensor, number_bytes: int, packed: bool, expands: bool) -> int:
     """Return a GGUF tensor's bytes in memory. `packed`: as the CPU's native kernels read it."""
     numbers, coded = math.prod(tensor.shape), CODED.get(tensor.type)
-    if len(tensor.shape) == 1 or tensor.type in PLAIN_DTYPES:
+    if expands or len(tensor.shape) == 1 or tensor.type in PLAIN_DTYPES:
         return numbers * number_bytes
     if tensor.type is TensorType.MXFP4:
         return numbers // 2 + numbers // GROUP_INPUTS * GROUP_BYTES

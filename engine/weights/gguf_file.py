@@ -1,10 +1,8 @@
-"""Tensors of GGUF files: names, row order, and dequantisation of blocks.
+"""Blocks of GGUF files, and their dequantisation.
 
-Blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. Names and row order are those of llama.cpp's
-converter, convert_hf_to_gguf.py.
+Blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,114 +14,6 @@ from baton.kernels.types import E2M1
 from baton.text.gguf.header import BLOCKS, TensorType
 
 SUB_BLOCKS = 8  # sub-blocks of 32 numbers in a block of Q4_K or Q5_K
-
-TOP = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "model.embed_tokens_per_layer": "per_layer_token_embd",
-    "model.per_layer_model_projection": "per_layer_model_proj",
-    "model.per_layer_projection_norm": "per_layer_proj_norm",
-}
-PARTS = {
-    "input_layernorm": ("attn_norm",),
-    "pre_feedforward_layernorm": ("ffn_norm",),
-    "post_feedforward_layernorm": ("post_ffw_norm",),
-    "post_attention_layernorm": ("post_attention_norm", "ffn_norm"),
-    "self_attn.q_proj": ("attn_q",),
-    "self_attn.k_proj": ("attn_k",),
-    "self_attn.v_proj": ("attn_v",),
-    "self_attn.qkv_proj": ("attn_qkv",),
-    "self_attn.o_proj": ("attn_output",),
-    "self_attn.q_norm": ("attn_q_norm",),
-    "self_attn.k_norm": ("attn_k_norm",),
-    "mlp.gate_proj": ("ffn_gate",),
-    "mlp.up_proj": ("ffn_up",),
-    "mlp.gate_up_proj": ("ffn_up",),
-    "mlp.down_proj": ("ffn_down",),
-    "self_attn.q_a_proj": ("attn_q_a",),
-    "self_attn.q_b_proj": ("attn_q_b",),
-    "self_attn.q_a_layernorm": ("attn_q_a_norm",),
-    "self_attn.kv_a_proj_with_mqa": ("attn_kv_a_mqa",),
-    "self_attn.kv_a_layernorm": ("attn_kv_a_norm",),
-    "self_attn.kv_b_proj": ("attn_kv_b",),
-    "self_attn.k_b_proj": ("attn_k_b",),
-    "self_attn.v_b_proj": ("attn_v_b",),
-    "per_layer_input_gate": ("inp_gate",),
-    "per_layer_projection": ("proj",),
-    "post_per_layer_input_norm": ("post_norm",),
-    "laurel.linear_left": ("laurel_l",),
-    "laurel.linear_right": ("laurel_r",),
-    "laurel.post_laurel_norm": ("laurel_post_norm",),
-    "altup.modality_router": ("altup_router",),
-    "altup.router_norm": ("altup_router_norm",),
-    "altup.prediction_coefs": ("altup_predict_coef",),
-    "altup.correction_coefs": ("altup_correct_coef",),
-    "mlp.gate": ("ffn_gate_inp",),
-    "mlp.router": ("ffn_gate_inp",),
-    "block_sparse_moe.gate": ("ffn_gate_inp",),
-    "mlp.shared_experts.gate_proj": ("ffn_gate_shexp",),
-    "mlp.shared_experts.up_proj": ("ffn_up_shexp",),
-    "mlp.shared_experts.down_proj": ("ffn_down_shexp",),
-    "experts.gate_proj": ("ffn_gate_exps",),
-    "experts.up_proj": ("ffn_up_exps",),
-    "experts.down_proj": ("ffn_down_exps",),
-    "experts.w1": ("ffn_gate_exps",),
-    "experts.w3": ("ffn_up_exps",),
-    "experts.w2": ("ffn_down_exps",),
-}
-"""Names of a layer's modules in GGUF files; the first one that the file has is used."""
-NUMBERS = {
-    "e_score_correction_bias": "exp_probs_b.bias",
-    "sinks": "attn_sinks.weight",
-    "layer_scalar": "layer_output_scale.weight",
-    "correct_output_scale": "altup_correct_scale.weight",
-}
-"""Names in GGUF files of a layer's tensors that are no module's weight or bias."""
-STACKED = {"altup_projections": "altup_proj", "altup_unembed_projections": "altup_unembd_proj"}
-"""Modules that a GGUF file stacks in one tensor, and its name."""
-STACKED_MODULE = re.compile(r"model\.(altup_projections|altup_unembed_projections)\.(\d+)\.weight")
-EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(.+)")
-UNUSED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
-"""Tensors that are not read as weights, since config.json has the same numbers."""
-INTERLEAVED_ARCHITECTURES = ("llama", "mistral3", "granite", "smollm3")
-INTERLEAVED_MODULES = ("self_attn.q_proj", "self_attn.k_proj")
-
-
-def gguf_names(name: str) -> tuple[str, ...]:
-    """Return the possible GGUF names of a tensor: `blk.3.ffn_up.weight` for `model.layers.3.mlp.up_proj.weight`."""
-    module, _, kind = name.rpartition(".")
-    if (stacked := STACKED_MODULE.fullmatch(name)) is not None:
-        return (f"{STACKED[stacked[1]]}.{kind}",)
-    if module in TOP:
-        return (f"{TOP[module]}.{kind}",)
-    _, _, rest = module.partition("model.layers.")
-    layer, _, part = rest.partition(".")
-    if kind in NUMBERS:
-        return (f"blk.{layer}.{NUMBERS[kind]}",)
-    expert = EXPERT.fullmatch(part)
-    return tuple(f"blk.{layer}.{each}.{kind}" for each in PARTS.get(f"experts.{expert[2]}" if expert else part, ()))
-
-
-def expert_of(name: str) -> int | None:
-    """Return the index of a tensor in the GGUF tensor that stacks those of all experts, or of all streams, if any."""
-    if (found := STACKED_MODULE.fullmatch(name)) is not None:
-        return int(found[2])
-    found = EXPERT.search(name)
-    return None if found is None else int(found[1])
-
-
-def is_interleaved(architecture: str, name: str) -> bool:
-    """Return whether llama.cpp reordered the tensor's rows, so that the two rows of a rotated pair are adjacent."""
-    return architecture in INTERLEAVED_ARCHITECTURES and name.rpartition(".")[0].endswith(INTERLEAVED_MODULES)
-
-
-def halves_again(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Undo llama.cpp's reordering of rows `[heads * head_dim, ...]`: in each head, move the second row of every pair
-    behind the first rows of all pairs.
-    """
-    pairs = rows.view(-1, head_dim // 2, 2, *rows.shape[1:])
-    return pairs.transpose(1, 2).reshape(rows.shape)
 
 
 def map_file(path: Path) -> torch.Tensor:
@@ -146,6 +36,11 @@ class Codes(NamedTuple):
     def numbers(self) -> torch.Tensor:
         scaled = self.codes * self.scales
         return scaled if self.offsets is None else scaled + self.offsets
+
+    def of_groups(self, order: torch.Tensor) -> "Codes":
+        """Return codes `[rows, groups, inputs of a group]` of these groups of each row."""
+        offsets = None if self.offsets is None else self.offsets.flatten(1)[:, order, None]
+        return Codes(self.codes.flatten(1, -2)[:, order], self.scales.flatten(1)[:, order, None], offsets)
 
     def in_groups(self, inputs: int) -> "Codes":
         """Return the same numbers as int8 codes `[rows, groups, inputs]`. `inputs` must divide the size of a group."""

@@ -10,6 +10,7 @@ https://arxiv.org/abs/2310.10537.
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import Enum
@@ -26,16 +27,16 @@ from baton.engine.weights.compressed import UNUSED_ENDS, is_quantised_here, read
 from baton.engine.weights.experts import ExpertsApart, StoredTensors
 from baton.engine.weights.files import weight_files
 from baton.engine.weights.formats import GROUPED, STORED_ALONE, PackedFormat, WeightFormat, packed_format
-from baton.engine.weights.gguf_file import (
-    PLAIN_DTYPES,
+from baton.engine.weights.gguf_file import PLAIN_DTYPES, dequantise, map_file, mxfp4_codes
+from baton.engine.weights.gguf_names import (
+    SPLIT,
     UNUSED,
-    dequantise,
     expert_of,
+    fused_rows,
     gguf_names,
-    halves_again,
-    is_interleaved,
-    map_file,
-    mxfp4_codes,
+    is_fused,
+    stored_columns,
+    stored_rows,
 )
 from baton.engine.weights.names import other_part, text_name
 from baton.engine.weights.pairs import PairsApart
@@ -61,7 +62,7 @@ from baton.text.gguf.header import GgufTensor, TensorType, read_model_header
 logger = logging.getLogger(__name__)
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BODY = "model."
-EMBEDDING = f"{BODY}embed_tokens.weight"
+EMBEDDING, HEAD = f"{BODY}embed_tokens.weight", "lm_head.weight"
 BLOCK_SCALES = "weight_scale_inv"  # suffix of tensors with the scales of fp8 blocks
 PER_WORD = 8
 # For each of the eight columns in an AWQ word: index of its nibble; index 0 is the lowest nibble.
@@ -113,7 +114,7 @@ def open_weights(
 
     A progress bar is shown on a terminal; with `progress`, also elsewhere.
     """
-    files, ignored = weight_files(folder), {"lm_head.weight"} if config.tie_word_embeddings else set()
+    files, ignored = weight_files(folder), {HEAD} if config.tie_word_embeddings else set()
     total = sum(file.stat().st_size for file in files)
     with ExitStack() as stack:
         bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=False if progress else None)
@@ -124,6 +125,8 @@ def open_weights(
             left = gguf.left.difference(*map(gguf_names, ignored))
         else:
             stored = CheckpointTensors(files, stack, device, bar, config.tensor_name)
+            if config.tie_word_embeddings:
+                stored.share(HEAD, f"{config.modules.embedding}.weight")
             others = [name for name in stored.unread if config.is_text_part and text_name(name) is None]
             if others:
                 parts = ", ".join(sorted(set(map(other_part, others))))
@@ -173,6 +176,11 @@ class CheckpointTensors:
     @property
     def left(self) -> set[str]:
         return set(self._files)
+
+    def share(self, name: str, other: str) -> None:
+        """Let the tensor `name` be read as `other` if the checkpoint has only the first."""
+        if name in self._files and other not in self._files:
+            self._files[other], self._stored_names[other] = self._files.pop(name), self._stored_names[name]
 
     def has(self, name: str) -> bool:
         return name in self._files
@@ -408,26 +416,27 @@ class GgufWeights:
                 f"{path}: architecture {header.architecture!r} does not fit config.json's {config.family!r}"
             )
         self._architecture = header.architecture
-        self._tensors = header.tensors
-        self._left = dict.fromkeys(header.tensors)  # names of tensors that were not read yet
-        self._experts_left: dict[str, int] = {}
-        self._files = {part: map_file(part) for part in dict.fromkeys(each.path for each in header.tensors.values())}
+        self._tensors = header.used_tensors
+        self._left = dict.fromkeys(self._tensors)  # names of tensors that were not read yet
+        self._parts_left: dict[str, int] = {}  # for a tensor of several modules, how many were not read yet
+        self._files = {part: map_file(part) for part in dict.fromkeys(each.path for each in self._tensors.values())}
         self._config = config
         self._dtype = dtype
         self._device = device
 
     @property
     def left(self) -> set[str]:
-        beyond = range(self._config.num_layers, self._config.num_layers + self._config.unused_layers)
         unread = [f"{each}weight" for each in self._config.unused_projections]
-        unused = (*(f"blk.{index}." for index in beyond), *itertools.chain.from_iterable(map(gguf_names, unread)))
-        return {name for name in self._left if name not in UNUSED and not name.startswith(unused)}
+        unused = UNUSED.union(*map(gguf_names, unread))
+        return {name for name in self._left if name not in unused}
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         tensor = self._find(name, shape)
         numbers = dequantise(self._stored(tensor, name), tensor.type).view(shape)
-        if self._config.norm_offset and name.endswith("norm.weight"):
+        if self._config.norm_offset and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
             numbers = numbers - self._config.norm_offset  # llama.cpp stores the sum
+        if name.endswith(".A_log"):
+            numbers = (-numbers).log()  # llama.cpp stores the rate
         return numbers.to(dtype or self._dtype)
 
     def embedding(self, name: str, vocabulary: int, hidden: int) -> torch.Tensor | GgufWeight:
@@ -443,32 +452,37 @@ class GgufWeights:
         latent = self._config.latent
         if latent is not None and names[0].endswith("kv_b_proj") and not self._has(f"{names[0]}.weight"):
             return self._expanded_latent(names[0], latent)
-        for name, size in zip(names, map(sum, parts_of(names, sizes)), strict=True):
+        for name, size in _split(names, sizes):
             tensor = self._find(f"{name}.weight", (size, inputs))
             own_bias = self.tensor(f"{name}.bias", size) if bias else None
             parts.append(GgufWeight(self._stored(tensor, f"{name}.weight"), tensor.type, own_bias))
         if len({part.type for part in parts}) > 1:
             return StackedWeight(tuple(parts))
         rows, own_bias = torch.cat([part.rows for part in parts]), stacked([part.bias for part in parts])
-        if parts[0].type is TensorType.MXFP4:
+        order = stored_columns(self._architecture, f"{names[0]}.weight", self._config)
+        if parts[0].type is TensorType.MXFP4 and order is None:
             return Fp4Weight(*mxfp4_codes(rows), own_bias)
-        return GgufWeight(rows, parts[0].type, own_bias)
+        return GgufWeight(rows, parts[0].type, own_bias, None if order is None else order.to(rows.device))
 
     def _has(self, name: str) -> bool:
         return any(each in self._left for each in gguf_names(name))
 
     def _find(self, name: str, shape: tuple[int, ...]) -> GgufTensor:
-        """Return the description of a tensor, or of all experts' tensors of which it is one."""
+        """Return the description of a tensor, or of the tensor of several modules of which it is one."""
         known = gguf_names(name)
         found = next((each for each in known if each in self._left), None)
         if found is None:
             raise ModelError(f"the GGUF file has no tensor {' or '.join(known) or name}")
-        tensor, expert = self._tensors[found], expert_of(name)
-        stacked_shape = shape if expert is None else (self._stacked(found), *shape)
-        if tensor.shape != stacked_shape:
-            raise ModelError(f"tensor {found} is {list(tensor.shape)}, config.json implies {list(stacked_shape)}")
-        left = self._experts_left.get(found, 1 if expert is None else tensor.shape[0]) - 1
-        self._experts_left[found] = left
+        tensor, modules = self._tensors[found], 1
+        if is_fused(name, found):
+            modules, shape = 2, (fused_rows(name, shape[0], self._config), *shape[1:])
+        if expert_of(name) is not None:
+            count = self._stacked(found)
+            modules, shape = modules * count, (count, *shape)
+        if not _holds(tensor.shape, shape):
+            raise ModelError(f"tensor {found} is {list(tensor.shape)}, config.json implies {list(shape)}")
+        left = self._parts_left.get(found, modules) - 1
+        self._parts_left[found] = left
         if not left:
             del self._left[found]
         return tensor
@@ -489,13 +503,30 @@ class GgufWeights:
 
     def _stored(self, tensor: GgufTensor, name: str) -> torch.Tensor:
         """Copy a tensor's rows, uint8 [rows, bytes of a row], into the row order of Hugging Face's checkpoints."""
-        start, size, expert = tensor.start, tensor.stored_bytes, expert_of(name)
+        start, size, expert, rows = tensor.start, tensor.stored_bytes, expert_of(name), tensor.shape[0]
         if expert is not None:
             size //= tensor.shape[0]
-            start += expert * size
+            start, rows = start + expert * size, tensor.shape[1]
         stored = self._files[tensor.path][start : start + size].view(-1, tensor.row_bytes)
-        if is_interleaved(self._architecture, name):
-            # A bias is stored as one row, so its numbers, not its rows, are reordered.
-            moved = stored.view(tensor.shape[0], -1)
-            stored = halves_again(moved, self._config.head_dim).view(stored.shape)
+        order = stored_rows(self._architecture, name, tensor.name, rows, self._config)
+        if order is not None:
+            # A vector is stored as one row, so its numbers, not its rows, are reordered.
+            stored = stored.reshape(rows, -1)[order].reshape(-1, tensor.row_bytes)
         return stored.to(self._device, copy=True)
+
+
+def _split(names: Sequence[str], sizes: Sequence[Size]) -> Iterator[tuple[str, int]]:
+    """Yield the modules of a GGUF file, and the number of their rows, of modules of a Hugging Face checkpoint."""
+    for name, parts in zip(names, parts_of(names, sizes), strict=True):
+        prefix, _, module = name.rpartition(".")
+        if module in SPLIT:
+            yield from zip((f"{prefix}.{part}" for part in SPLIT[module]), parts, strict=True)
+        else:
+            yield name, sum(parts)
+
+
+def _holds(stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor of shape `stored` has the numbers of one of `shape`: GGUF files shape vectors freely."""
+    if len(shape) == 1:
+        return math.prod(stored) == shape[0]
+    return [size for size in stored if size != 1] == [size for size in shape if size != 1]

@@ -88,6 +88,7 @@ class GgufWeight:
     rows: torch.Tensor  # uint8 [out, bytes of a row]
     type: TensorType
     bias: torch.Tensor | None = None
+    column_order: torch.Tensor | None = None  # as in Int4Weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,12 +182,12 @@ class TokenizerWorker:
     async def encode_pair(
         self, pair: PairPrompt, most_tokens: int | None, tenant: str = ""
     ) -> tuple[tuple[int, ...], int | None]:
-        """Encode a pair of texts by the tokenizer's own template. Raises: TextTooLong.
+        """Encode a pair of texts by the tokenizer's own template, cut as by sentence-transformers. Raises: TextTooLong.
 
         Return the token ids and the position of the second text's first token, as `second_text` does.
         """
         name = self._turns.name(tenant)
-        if most_tokens is not None:
+        if most_tokens is not None and (self.source is None or self.source.max_pair_tokens is None):
             for text in (pair.query, pair.document):
                 counting = self.reader.count(text, most_tokens)
                 while await self._on_thread(name, _has_next, counting):
@@ -267,7 +267,8 @@ class TokenizerWorker:
 
     def _encode_pair(self, pair: PairPrompt, most_tokens: int | None) -> tuple[tuple[int, ...], int | None]:
         """Encode a pair of texts on the calling thread. Raises: TextTooLong."""
-        encoding = self._tokenizer.encode(pair.query, pair.document)
+        texts, source = (pair.query, pair.document), self.source
+        encoding = self._tokenizer.encode(*texts) if source is None else source.pair(self._tokenizer, *texts)
         if most_tokens is not None and len(encoding) > most_tokens:
             raise TextTooLong(len(encoding), counted=True)
         return tuple(encoding.ids), second_text(encoding.type_ids)

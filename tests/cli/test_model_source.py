@@ -1,6 +1,7 @@
 """From what the user calls a model to a folder."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from baton.launch import CommandFailed
 from baton.launch.model_source import ModelNotUsable, find_adapters, find_model, has_chat_template
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
+from baton.text.model_folder import DESCRIBING_FILES
 
 
 def test_find_model_folder_is_named_by_itself(tmp_path: Path) -> None:
@@ -88,7 +90,31 @@ def test_plan_and_up_without_network_fail_with_the_same_error(tmp_path: Path, mo
             look("owner/name")
         said.append(str(caught.value))
     assert said[0] == said[1]
-    assert "config.json" not in asked[0] and asked[1] == ["config.json"]
+    assert "*.safetensors" in asked[0] and asked[1] == [*DESCRIBING_FILES]
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("adapter_config.json", "is a LoRA adapter; give its base model, and --adapter NAME="),
+        ("params.json", r"is in Mistral's own format \(params\.json\); give the checkpoint in Hugging Face's format"),
+        ("notes.md", r"is not a checkpoint: it has no config\.json"),
+    ],
+)
+def test_folder_without_config_is_refused_alike_by_plan_up_and_offline(file: str, message: str, tmp_path: Path) -> None:
+    from baton.cli.plan import config_folder
+    from baton.engine import LLM
+
+    (tmp_path / file).touch()
+    (tmp_path / "consolidated.safetensors").touch()
+    asked: list[tuple[Callable[[str], object], type[Exception]]] = [
+        (lambda name: find_model(name, tmp_path, tmp_path), ModelNotUsable),
+        (config_folder, CommandFailed),
+        (LLM, ValueError),
+    ]
+    for look, kind in asked:
+        with pytest.raises(kind, match=f"^{tmp_path} {message}"):
+            look(str(tmp_path))
 
 
 def test_config_folder_accepts_folder_or_config(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from baton.cli.__main__ import app
 from baton.engine import LLM
 from baton.engine.weights.files import read_safetensors_header
 from baton.launch import CommandFailed
+from baton.text.tokenizer.checkpoint_tokenizer import TokenizerRefused, read_tokenizer
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.encoders import make_encoder
 
+GGUF_FILES = Path(__file__).parents[1] / "fixtures" / "gguf"
 OPT_30B: dict[str, Any] = {
     "model_type": "opt",
     "hidden_size": 7168,
@@ -119,6 +121,14 @@ def test_plan_of_encoder_counts_its_weights(family: str, labels: int | None, tmp
     assert ("KV                 none: each prompt is computed in one step" in planned(folder)) is (family != "qwen3")
 
 
+@pytest.mark.parametrize("file", sorted(GGUF_FILES.glob("*.gguf")), ids=lambda file: file.stem)
+def test_plan_of_gguf_file_counts_its_weights(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path))
+    found = json.loads(planned(file, "--json", "--dtype", "float32", "--device", "cpu"))
+    assert found["weights"] == "gguf"
+    assert found["weight_bytes"] == pytest.approx(4 * found["parameters"], rel=0.1)  # files leave out poolers
+
+
 def test_plan_of_quantised_encoder_is_refused(tmp_path: Path) -> None:
     folder = make_encoder(tmp_path, "bert")
     with pytest.raises(CommandFailed, match="bert runs through transformers' code, which needs plain weights"):
@@ -152,6 +162,17 @@ def test_plan_states_the_sizes_of_a_started_engine(
     assert (found["kv_token_bytes"], found["kv_block_bytes"]) == (sizing.token_bytes, sizing.block_bytes)
     assert (found["block_tokens"], found["blocks"]) == (sizing.block_tokens, prepared.total_blocks)
     assert (found["weights"], found["weight_bytes"]) == (prepared.weight_format, prepared.weight_bytes)
+
+
+def test_plan_without_weights_refuses_a_damaged_tokenizer_as_the_server_does(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", "llama")
+    (folder / "model.safetensors").unlink()
+    planned(folder)
+    (folder / "tokenizer.json").write_text("{")
+    refused = CliRunner().invoke(app, ["plan", "--model", str(folder)])
+    with pytest.raises(TokenizerRefused) as by_server:
+        read_tokenizer(folder)
+    assert isinstance(refused.exception, CommandFailed) and str(refused.exception) == str(by_server.value)
 
 
 def test_plan_refuses_a_checkpoint_without_a_tokenizer_as_the_server_does(tmp_path: Path) -> None:

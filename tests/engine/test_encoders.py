@@ -46,6 +46,16 @@ def test_a_score_is_the_sigmoid_of_the_head(family: str, tmp_path: Path) -> None
     assert furthest([[output.outputs.score for output in outputs]], [expected]) < CLOSE
 
 
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+def test_a_pair_beyond_the_context_is_cut(family: str, tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "model", family, seed=4, labels=1)
+    pairs = [("A query?", "dolor sit amet " * 99), ("Lorem ipsum " * 99, "dolor sit amet " * 99)]
+    outputs = LLM(str(folder), **OPTIONS).score(*map(list, zip(*pairs, strict=True)), use_tqdm=False)  # type: ignore[arg-type]
+    assert [len(output.prompt_token_ids) for output in outputs] == [POSITIONS, POSITIONS]
+    expected = [1 / (1 + math.exp(-logit)) for logit in expected_logits(folder, pairs)]
+    assert furthest([[output.outputs.score for output in outputs]], [expected]) < CLOSE
+
+
 def test_the_default_prompt_stands_before_a_text(tmp_path: Path) -> None:
     folder = write_modules(make_encoder(tmp_path / "model", "bert"), pooling_config("cls"), normalises=True)
     before = LLM(str(folder), **OPTIONS).embed("query: a text", use_tqdm=False)

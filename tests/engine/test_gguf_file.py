@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from baton.engine.config.model_config import ModelError
 from baton.engine.load import load_model
 from baton.engine.weights.files import weight_files
-from baton.engine.weights.gguf_file import dequantise, gguf_names
+from baton.engine.weights.gguf_file import dequantise
+from baton.engine.weights.gguf_names import gguf_names
 from baton.text.gguf.header import GgufRefused, TensorType, read_header
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantized"

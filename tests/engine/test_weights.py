@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.load import load_model
-from baton.engine.weights.files import model_fingerprint
-from baton.engine.weights.formats import INDEX_FILE, SINGLE_FILE
+from baton.engine.weights.files import loaded_bytes, model_fingerprint
+from baton.engine.weights.formats import INDEX_FILE, SINGLE_FILE, WeightFormat
 from tests.fixtures.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
@@ -76,6 +76,20 @@ def test_head_that_equals_a_tied_embedding_takes_no_memory(folder: Path) -> None
     save_file(tensors, folder / SINGLE_FILE)
     model = load_model(folder, torch.float32, CPU, progress=False)
     assert model.head.weight.data_ptr() == model.embedding.weight.data_ptr()
+
+
+def test_head_without_an_embedding_is_the_embedding_too_if_tied(folder: Path) -> None:
+    before = load_model(folder, torch.float32, CPU, progress=False)
+    size_bytes = loaded_bytes(folder, WeightFormat.PLAIN, 4)
+    tensors = load_file(folder / SINGLE_FILE)
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = load_model(folder, torch.float32, CPU, progress=False)
+    assert torch.equal(model.embedding.weight, theirs.model.embed_tokens.weight)
+    assert torch.equal(model.embedding.weight, before.embedding.weight)
+    found = loaded_bytes(folder, WeightFormat.PLAIN, 4)
+    assert (found.total, found.embedding, found.head) == (size_bytes.total, size_bytes.embedding, 0)
 
 
 def test_shards_are_read_through_their_index(folder: Path) -> None:

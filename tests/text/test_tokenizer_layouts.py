@@ -1,6 +1,7 @@
 """Tokenizers in the layouts of published models: server and offline engine read them as transformers does."""
 
 import hashlib
+import itertools
 import json
 import subprocess
 import sys
@@ -153,6 +154,25 @@ async def test_text_to_embed_is_cut_as_by_sentence_transformers(
     served.close()
 
 
+@pytest.mark.parametrize("limit", [5, 12, 13, 24])
+async def test_pair_of_a_reranker_is_cut_as_by_sentence_transformers(limit: int, tmp_path: Path) -> None:
+    config = {"architectures": ["BertForSequenceClassification"], "model_type": "bert", "max_position_embeddings": 24}
+    files = layouts()["bert"] | {
+        "tokenizer_config.json": {"tokenizer_class": "BertTokenizer", "model_max_length": limit},
+        "config.json": config | {"id2label": {"0": "LABEL_0"}},
+    }
+    folder = write(tmp_path, files)
+    theirs, served, offline = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder), PromptEncoder(folder, 1000)
+    texts = ("Hi", TEXTS[0], "The quick BROWN fox " * 40, "x" * 30_000)
+    for query, document in itertools.product(texts, texts):
+        cut = theirs(query, document, truncation=True, max_length=limit)
+        ids, types = tuple(cut["input_ids"]), cut["token_type_ids"]
+        prompt = offline.read_pair(query, document, as_pair=True)
+        assert prompt.token_ids == ids and prompt.second_from == types.index(1)
+        assert await served.encode_pair(PairPrompt(query, document), limit) == (ids, types.index(1))
+    served.close()
+
+
 async def test_text_to_embed_is_not_cut_without_modules_of_sentence_transformers(tmp_path: Path) -> None:
     served = load_tokenizer(write(tmp_path, layouts()["bert"]))
     assert await served.cut(TextPrompt("x" * 999)) == TextPrompt("x" * 999)
@@ -205,10 +225,8 @@ CODE = {"auto_map": {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}, 
     ("files", "reason"),
     [
         ({"config.json": {"model_type": "llama"}}, "there is no tokenizer: no tokenizer.json"),
-        (
-            {"config.json": {"model_type": "bert"}, "requirements.txt": "x"},
-            "there is no tokenizer: none of .*vocab.txt",
-        ),
+        ({"config.json": {"model_type": "bert"}, "requirements.txt": "x"}, "there is no tokenizer: no tokenizer.json"),
+        ({"config.json": {"model_type": "bert"}, "lid.model": "x"}, "there is no tokenizer: none of .*vocab.txt"),
         (
             {"config.json": {"model_type": "own"}, "tokenizer_config.json": CODE, "qwen.tiktoken": "IQ== 0\n"},
             "its class is code of the checkpoint, which never runs; save a tokenizer.json",
@@ -226,8 +244,9 @@ def test_unreadable_tokenizer_is_refused_by_name(files: Files, reason: str, tmp_
 
 def test_reason_of_another_process_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert, "MODULE", "a module that is never imported")
-    folder = write(tmp_path / "model", {"config.json": {"model_type": "llama"}, "tokenizer.json": "{"})
-    with pytest.raises(TokenizerRefused, match="model: its tokenizer cannot be read: JSONDecodeError"):
+    files = {"config.json": {"model_type": "own"}, "tokenizer_config.json": CODE, "qwen.tiktoken": "IQ== 0\n"}
+    folder = write(tmp_path / "model", files)
+    with pytest.raises(TokenizerRefused, match="model: its tokenizer cannot be read: its class is code of the"):
         read_tokenizer(folder)
 
 

@@ -13,13 +13,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from baton.text.gguf.config import config_of
+from baton.text.gguf.config import ENCODERS, config_of
+from baton.text.gguf.encoder_tokenizers import BYTE_LEVEL, encoder_tokenizer
+from baton.text.gguf.encoders import write_pooling
 from baton.text.gguf.header import GgufHeader, GgufRefused, parts_of, read_model_header
 from baton.text.gguf.pre_tokenizers import apply_split, split_named
 from baton.text.host.cache import cache_folder
 from baton.text.host.files import reading
 
-FORMAT = 1  # number of the folders' format, to be increased whenever their content changes
+FORMAT = 2  # number of the folders' format, to be increased whenever their content changes
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 NAMED_ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
@@ -27,7 +29,7 @@ NAMED_ENDS = (
     *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
 )
 """Texts of tokens that end an answer even if the metadata do not name them, as in llama.cpp's llama-vocab.cpp."""
-BYTE_LEVEL, SENTENCE_PIECE = "gpt2", "llama"  # values of tokenizer.ggml.model
+SENTENCE_PIECE = "llama"  # value of tokenizer.ggml.model
 TOKENIZERS_OF = {"gemma3n": "gemma3"}
 """Architectures whose SentencePiece vocabulary transformers would read as Llama's, and one that it reads rightly."""
 
@@ -85,18 +87,26 @@ def _remove_outdated(new: Path, parts: Iterable[Path]) -> None:
 def _write(parts: tuple[Path, ...], folder: Path) -> None:
     header = read_model_header(parts[0])
     config = config_of(header)
-    tokenizer = _tokenizer(parts[0], header)
+    write_pooling(header, folder)
+    is_encoder = header.architecture in ENCODERS
+    tokenizer = encoder_tokenizer(parts[0], header) if is_encoder else _tokenizer(parts[0], header)
     tokenizer.save_pretrained(folder)
+    ids = {} if is_encoder else _token_ids(header, tokenizer)
+    if ids:
+        _write_json(folder / "generation_config.json", ids)
+    for part in parts:
+        (folder / part.name).symlink_to(part)
+    _write_json(folder / "config.json", {**config, **ids})  # last, since it marks a complete folder
+
+
+def _token_ids(header: GgufHeader, tokenizer: Any) -> dict[str, Any]:
+    """Return the ids of padding, and of the tokens that begin a text and that end an answer."""
     stated = [header.metadata.get(f"tokenizer.ggml.{name}") for name in ENDS]
     vocabulary = tokenizer.get_vocab()
     named = [vocabulary.get(text) for text in NAMED_ENDS]
     ends = [token_id for token_id in dict.fromkeys([*stated, *named]) if isinstance(token_id, int)]
-    begin = header.metadata.get("tokenizer.ggml.bos_token_id")
-    ids = {"bos_token_id": begin if isinstance(begin, int) else None, "eos_token_id": ends or None}
-    _write_json(folder / "generation_config.json", ids)
-    for part in parts:
-        (folder / part.name).symlink_to(part)
-    _write_json(folder / "config.json", {**config, **ids})  # last, since it marks a complete folder
+    begin, padding = (header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "padding"))
+    return {"bos_token_id": begin, "eos_token_id": ends or None, "pad_token_id": padding}
 
 
 def _tokenizer(file: Path, header: GgufHeader) -> Any:

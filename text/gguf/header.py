@@ -141,6 +141,17 @@ class GgufHeader:
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture"))
 
+    @property
+    def used_tensors(self) -> dict[str, GgufTensor]:
+        """Tensors without those of the layers for multi-token prediction, which follow the others."""
+        count, unused = (
+            self.metadata.get(f"{self.architecture}.{key}") for key in ("block_count", "nextn_predict_layers")
+        )
+        if not isinstance(count, int) or not isinstance(unused, int):
+            return dict(self.tensors)
+        prefixes = tuple(f"blk.{index}." for index in range(count - unused, count))
+        return {name: tensor for name, tensor in self.tensors.items() if not name.startswith(prefixes)}
+
 
 def parts_of(path: Path) -> tuple[Path, ...]:
     """Return all files of the model that `path` belongs to, the first part first; usually `path` alone.

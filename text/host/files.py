@@ -106,14 +106,21 @@ def read_file(path: Path, most_bytes: int = MAX_JSON_BYTES) -> bytes:
 def read_json(path: Path, refusal: type[FileRefused], kind: type[Result]) -> Result:
     """Return the JSON content of a file. `kind`: its type, dict or list. Raises: `refusal`."""
     with reading(path, refusal):
-        try:
-            loaded = json.loads(read_file(path))
-        except ValueError as error:
-            raise FileRefused(f"{path}: not valid JSON: {error}") from error
+        loaded = parse_json(path, read_file(path))
         if not isinstance(loaded, kind):
             raise FileRefused(f"{path}: not a JSON {'object' if kind is dict else 'array'}")
         _check_depth(path, loaded)
         return loaded
+
+
+def parse_json(path: Path, content: bytes) -> Any:
+    """Return the JSON that a file contains. Raises: FileRefused."""
+    if not content.strip():
+        raise FileRefused(f"{path}: is empty")
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise FileRefused(f"{path}: not valid JSON: {error}") from error
 
 
 def _check_depth(path: Path, loaded: Any) -> None:

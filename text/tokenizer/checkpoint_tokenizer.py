@@ -10,7 +10,7 @@ import logging
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -23,11 +23,9 @@ from baton.text.host.files import MAX_TOKENIZER_BYTES, FileRefused, check_file, 
 from baton.text.tokenizer import convert as converter
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 CONVERTER = "baton.text.tokenizer.convert"
-READ_SUFFIXES = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt"})
-TEMPLATES = "additional_chat_templates"
 CONVERT_S = 300.0  # maximum time of a conversion; Gemma's takes 10 s on a busy machine
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of chat templates. The second one is rendered if the request has tools."""
@@ -50,6 +48,7 @@ class CheckpointTokenizer:
     cleans_spaces: bool  # whether decoding removes spaces before punctuation
     splits_special_tokens: bool  # whether texts of special tokens in a prompt are split like other text
     max_text_tokens: int | None  # number of tokens to which sentence-transformers cuts a text to embed
+    max_pair_tokens: int | None  # number of tokens to which sentence-transformers cuts a reranker's pair of texts
     truncation_side: str  # end of the text at which it is cut: left or right
 
     def tokenizer(self) -> "Tokenizer":
@@ -67,6 +66,27 @@ class CheckpointTokenizer:
             room = max(self.max_text_tokens - tokenizer.num_special_tokens_to_add(False), 0)
             encoding.truncate(room, direction=self.truncation_side)
         return tuple(tokenizer.post_process(encoding, None, True).ids)
+
+    def pair(self, tokenizer: "Tokenizer", query: str, document: str) -> "Encoding":
+        """Return the tokens of a reranker's pair of texts, with special tokens; at most `max_pair_tokens`."""
+        whole = tokenizer.encode(query, document)
+        if self.max_pair_tokens is None or len(whole) <= self.max_pair_tokens:
+            return whole
+        first, second = (tokenizer.encode(text, add_special_tokens=False) for text in (query, document))
+        room = max(self.max_pair_tokens - tokenizer.num_special_tokens_to_add(True), 0)
+        for text, tokens in zip((first, second), longest_first(len(first), len(second), room), strict=True):
+            text.truncate(tokens, direction=self.truncation_side)
+        return tokenizer.post_process(first, second, True)
+
+
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return the tokens of two texts that stay if the longer one loses its last token until both fit into `room`.
+
+    An odd token stays with the longer text, or with the second of equally long ones, as in the package `tokenizers`.
+    """
+    shorter = min(first, second, room // 2)
+    longer = min(max(first, second), room - shorter)
+    return (longer, shorter) if first > second else (shorter, longer)
 
 
 @reads(TokenizerRefused)
@@ -95,6 +115,7 @@ def _parsed(converted: bytes) -> CheckpointTokenizer:
         cleans_spaces=fields["cleans_spaces"],
         splits_special_tokens=fields["splits_special_tokens"],
         max_text_tokens=fields["max_text_tokens"],
+        max_pair_tokens=fields["max_pair_tokens"],
         truncation_side=fields["truncation_side"],
     )
 
@@ -103,19 +124,12 @@ def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for text in (version("transformers"), version("tokenizers"), Path(converter.__file__).read_text(encoding="utf-8")):
         digest.update(f"{len(text)} {text}".encode())
-    for path in _files(folder):
+    for path in converter.read_files(folder):
         status = path.stat()
         is_large = status.st_size > MAX_TOKENIZER_BYTES
         content = f"{status.st_size} {status.st_mtime_ns}".encode() if is_large else path.read_bytes()
         digest.update(f"{len(content)} {path.relative_to(folder)} ".encode(errors="surrogateescape") + content)
     return digest.hexdigest()
-
-
-def _files(folder: Path) -> Iterable[Path]:
-    """Return the files that transformers may read for a tokenizer. Indexes of weights are not among them."""
-    paths = [*folder.iterdir(), *(folder / TEMPLATES).glob("*.jinja"), *folder.glob("*/sentence_bert_config.json")]
-    wanted = (path for path in paths if path.suffix in READ_SUFFIXES and not path.name.endswith(".index.json"))
-    return sorted(path for path in wanted if path.is_file())
 
 
 def _converted(folder: Path) -> bytes:
@@ -130,6 +144,8 @@ def _converted(folder: Path) -> bytes:
         raise TokenizerRefused(f"{folder}: reading its tokenizer takes more than {CONVERT_S:g} s") from error
     if done.returncode != 0:
         reason = done.stdout.decode(errors="replace") or done.stderr.decode(errors="replace").strip()[-500:]
+        if reason.startswith(str(folder.resolve())):  # it names the file
+            raise TokenizerRefused(reason)
         raise TokenizerRefused(f"{folder}: its tokenizer cannot be read: {reason or f'exit code {done.returncode}'}")
     return done.stdout
 

@@ -13,15 +13,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from baton.text.host.files import FileRefused
+from baton.text.host.files import MAX_TOKENIZER_BYTES, FileRefused, parse_json, read_file, read_json, reading
+from baton.text.pooler_files import BEHIND_PADDING, ModelKind, model_kind
 
 MODULE = "transformers.models.auto.tokenization_auto"
 """Module that a conversion imports. Where it is loaded already, a conversion takes no new process."""
-VOCABULARIES = frozenset({".model", ".tiktoken", ".txt"})
+READ_SUFFIXES = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt"})
+VOCABULARIES = frozenset({".model", ".tiktoken"})
+TEMPLATES = "additional_chat_templates"
 COMMON_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model", "tiktoken.model")
 """Files with a vocabulary that every tokenizer class of transformers reads, in addition to its own files."""
 
 
+DEFAULT_PADDING = 1  # id of the padding token of encoders in BEHIND_PADDING
 NO_LIMIT = 1 << 31
 """Number of tokens that no text has. transformers takes 1e30 for no limit."""
 
@@ -35,9 +39,13 @@ def convert(folder: Path) -> bytes:
 
     Raises: TokenizerUnusable, and whatever transformers and tokenizers raise for malformed files.
     """
-    if not any(path.suffix in VOCABULARIES or path.name in (*COMMON_FILES, "vocab.json") for path in folder.iterdir()):
+    if not has_tokenizer(folder):
         raise TokenizerUnusable(f"there is no tokenizer: no {', '.join(COMMON_FILES)}, vocab.json or vocab.txt")
-    tokenizer = load(folder)
+    try:
+        tokenizer = load(folder)
+    except Exception:
+        check_files(folder)
+        raise
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise TokenizerUnusable(f"{type(tokenizer).__name__} is not supported: it has no tokenizer.json; save one")
@@ -55,10 +63,49 @@ def convert(folder: Path) -> bytes:
         "cleans_spaces": _cleans_spaces(tokenizer),
         "splits_special_tokens": bool(tokenizer.split_special_tokens),
         "max_text_tokens": max_text_tokens,
+        "max_pair_tokens": _pair_limit(tokenizer, _json(folder / "config.json")),
         "truncation_side": tokenizer.truncation_side,
     }
     tokenizer_json: str = backend.to_str()
     return json.dumps(facts).encode() + b"\n" + tokenizer_json.encode()
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder has a file with a vocabulary."""
+    names = (*COMMON_FILES, "vocab.json", "vocab.txt")
+    return any(path.suffix in VOCABULARIES or path.name in names for path in folder.iterdir())
+
+
+def read_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that transformers may read for a tokenizer. Indexes of weights are not among them.
+
+    Those of its own folders are the chat templates and the settings of sentence-transformers.
+    """
+    paths = [*folder.iterdir(), *(folder / TEMPLATES).glob("*.jinja"), *folder.glob("*/sentence_bert_config.json")]
+    wanted = (path for path in paths if path.suffix in READ_SUFFIXES and not path.name.endswith(".index.json"))
+    return sorted(path for path in wanted if path.is_file())
+
+
+def check_files(folder: Path) -> None:
+    """Raise TokenizerUnusable, which names the file, if one of a folder's files is empty or cut short."""
+    from tokenizers import Tokenizer
+
+    for path in read_files(folder):
+        with reading(path, TokenizerUnusable):
+            content = _content(path)
+            if path.suffix == ".json":
+                parse_json(path, content)
+            elif path.suffix in (".jinja", ".txt"):
+                content.decode()
+            if path.name == "tokenizer.json":
+                Tokenizer.from_file(str(path))
+
+
+def _content(path: Path) -> bytes:
+    content = read_file(path, MAX_TOKENIZER_BYTES)
+    if not content.strip():
+        raise TokenizerUnusable(f"{path}: is empty")
+    return content
 
 
 def load(folder: Path) -> Any:
@@ -137,16 +184,31 @@ def _apply_sentence_transformers(tokenizer: Any, folder: Path) -> int | None:
     if stated.get("do_lower_case"):
         rest = [] if backend.normalizer is None else [backend.normalizer]
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
-    if (limit := stated.get("max_seq_length")) is None:
-        limit, positions = tokenizer.model_max_length, _json(folder / "config.json").get("max_position_embeddings")
-        if isinstance(positions, int) and positions > 0:
-            limit = min(limit, positions)
+    limit = stated.get("max_seq_length")
+    return _limit(tokenizer, _json(folder / "config.json")) if limit is None else _known(limit)
+
+
+def _pair_limit(tokenizer: Any, config: dict[str, Any]) -> int | None:
+    """Return the number of tokens to which sentence-transformers' CrossEncoder cuts a pair; None for no limit."""
+    return _limit(tokenizer, config) if model_kind(config) is ModelKind.RERANKER else None
+
+
+def _limit(tokenizer: Any, config: dict[str, Any]) -> int | None:
+    positions, padding = config.get("max_position_embeddings"), config.get("pad_token_id", DEFAULT_PADDING)
+    if not isinstance(positions, int) or positions <= 0:
+        return _known(tokenizer.model_max_length)
+    if config.get("model_type") in BEHIND_PADDING and isinstance(padding, int):
+        positions -= padding + 1
+    return _known(min(tokenizer.model_max_length, positions))
+
+
+def _known(limit: float) -> int | None:
     return int(limit) if 0 < limit < NO_LIMIT else None
 
 
 def _modules(folder: Path) -> list[dict[str, Any]]:
     path = folder / "modules.json"
-    return list(json.loads(path.read_bytes())) if path.is_file() else []
+    return list(read_json(path, TokenizerUnusable, list)) if path.is_file() else []
 
 
 def _cleans_spaces(tokenizer: Any) -> bool:
@@ -157,8 +219,7 @@ def _cleans_spaces(tokenizer: Any) -> bool:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_bytes()) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}
+    return read_json(path, TokenizerUnusable, dict) if path.is_file() else {}
 
 
 @contextmanager
@@ -168,7 +229,8 @@ def _without_packages() -> Iterator[None]:
 
     def open_model(self: Any, model: str) -> None:
         self.proto = slow.import_protobuf().ModelProto()
-        self.proto.ParseFromString(Path(model).read_bytes())
+        with reading(Path(model), TokenizerUnusable):
+            self.proto.ParseFromString(_content(Path(model)))
 
     own: list[tuple[type, str, Callable[..., Any]]] = [
         (slow.SentencePieceExtractor, "__init__", open_model),
@@ -186,8 +248,9 @@ def _without_packages() -> Iterator[None]:
 
 def _tiktoken_ranks(path: str) -> dict[bytes, int]:
     """Return tokens and their ranks. A line has a token in base64, a space and its rank."""
-    pairs = (line.split() for line in Path(path).read_bytes().splitlines() if line)
-    return {base64.b64decode(token): int(rank) for token, rank in pairs}
+    with reading(Path(path), TokenizerUnusable):
+        pairs = (line.split() for line in _content(Path(path)).splitlines() if line)
+        return {base64.b64decode(token): int(rank) for token, rank in pairs}
 
 
 def _main(folder: str) -> int:

@@ -38,14 +38,14 @@ class _Recorder(GgufWeights):
 
 
 def plain_copy(file: Path, folder: Path) -> Path:
-    """Write the checkpoint of a model without experts to `folder`, which is created; return it.
+    """Write the checkpoint of a model without experts and recurrent layers to `folder`, which is created; return it.
 
     Raises: GgufRefused, ModelError.
     """
     source = folder_of(file)
     config = read_model_config(source)
-    if not isinstance(config, DecoderConfig):
-        raise TypeError(f"{file}: only decoders can be copied")
+    if not isinstance(config, DecoderConfig) or config.recurrent is not None:
+        raise TypeError(f"{file}: only decoders without recurrent layers can be copied")
     recorder = _Recorder(gguf_files(source)[0], config)
     DecoderParts(recorder, MatmulBackend(CPU, torch.float32)).decoder(config)
     folder.mkdir(parents=True)

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from baton.engine.weights.gguf_file import gguf_names, is_interleaved
+from baton.engine.weights.gguf_names import gguf_names, is_paired
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 BLOCK = 32  # numbers that share a scale in Q8_0; rows that are not a multiple of it stay in bf16
@@ -56,7 +56,7 @@ def write(source: Path, output: str, kind: str) -> None:
             if not (names := gguf_names(name)):
                 raise ValueError(f"tensor {name} has no name in GGUF")
             new_name = names[-1]
-            if is_interleaved(architecture, name):
+            if is_paired(architecture, name):
                 heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
                 numbers = _interleaved(numbers, heads)
             if numbers.ndim == 1:

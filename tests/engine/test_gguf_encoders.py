@@ -1,0 +1,89 @@
+"""GGUF files of encoders, as llama.cpp's converter writes them, give the vectors and scores of their checkpoints."""
+
+import json
+import math
+import struct
+from pathlib import Path
+
+import pytest
+
+from baton.engine import LLM
+from baton.engine.config.model_config import ModelError
+from baton.text.gguf.config import ENCODERS
+from baton.text.gguf.folder import folder_of
+from baton.text.gguf.header import GgufRefused, read_model_header
+from baton.text.model_folder import check_complete
+from baton.text.tokenizer.checkpoint_tokenizer import read_tokenizer
+from tests.fixtures.poolers import furthest
+
+FILES = Path(__file__).parents[1] / "fixtures" / "gguf"
+EXPECTED = json.loads((FILES / "vectors.json").read_text())
+VECTORS = [name for name, each in EXPECTED.items() if "vectors" in each]
+CLOSE = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
+
+
+def loaded(file: Path) -> LLM:
+    return LLM(model=str(file), dtype="float32", quiet=True, kv_cache_memory_bytes=1 << 20)
+
+
+def changed(tmp_path: Path, name: str, before: bytes, after: bytes) -> Path:
+    content = (FILES / f"{name}.gguf").read_bytes()
+    assert content.count(before) == 1
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(content.replace(before, after))
+    return path
+
+
+def test_every_supported_architecture_has_a_file() -> None:
+    assert {read_model_header(FILES / f"{name}.gguf").architecture for name in EXPECTED} == ENCODERS.keys()
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors_of_file_equal_those_of_its_checkpoint(name: str) -> None:
+    outputs = loaded(FILES / f"{name}.gguf").embed(EXPECTED[name]["texts"], use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == EXPECTED[name]["ids"]
+    assert furthest([output.outputs.embedding for output in outputs], EXPECTED[name]["vectors"]) < CLOSE
+
+
+def test_scores_of_file_with_head_equal_those_of_its_checkpoint() -> None:
+    expected = EXPECTED["xlm-roberta-head"]
+    outputs = loaded(FILES / "xlm-roberta-head.gguf").score(*map(list, zip(*expected["pairs"], strict=True)))
+    assert [output.prompt_token_ids for output in outputs] == expected["ids"]
+    scores = [1 / (1 + math.exp(-logit)) for logit in expected["logits"]]
+    assert furthest([[output.outputs.score for output in outputs]], [scores]) < CLOSE
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_folder_of_file_is_complete(name: str, tmp_path: Path) -> None:
+    folder = folder_of(FILES / f"{name}.gguf", tmp_path)
+    check_complete(folder)
+    tokenizer = read_tokenizer(folder).tokenizer()
+    for key in ("texts", "pairs"):
+        for given, ids in zip(EXPECTED[name].get(key, ()), EXPECTED[name]["ids"], strict=False):
+            encoded = tokenizer.encode(given) if key == "texts" else tokenizer.encode(*given)
+            assert encoded.ids == ids
+
+
+def test_pooling_that_is_not_served_is_refused_by_its_key(tmp_path: Path) -> None:
+    key = b"bert.pooling_type" + struct.pack("<I", 4)
+    path = changed(tmp_path, "bert", key + struct.pack("<I", 2), key + struct.pack("<I", 4))
+    with pytest.raises(GgufRefused, match=r"changed\.gguf: bert\.pooling_type 4 is not supported; supported are 1 "):
+        folder_of(path, tmp_path)
+
+
+def test_missing_tensor_of_an_encoder_is_named(tmp_path: Path) -> None:
+    path = changed(tmp_path, "bert", b"blk.1.ffn_up.weight", b"blk.1.ffn_uq.weight")
+    with pytest.raises(ModelError, match=r"the GGUF file has no tensor blk\.1\.ffn_up\.weight"):
+        loaded(path)
+
+
+def test_surplus_tensors_of_an_encoder_are_named(tmp_path: Path) -> None:
+    key = b"bert.block_count" + struct.pack("<I", 4)
+    path = changed(tmp_path, "bert", key + struct.pack("<I", 3), key + struct.pack("<I", 2))
+    with pytest.raises(ModelError, match=r"the GGUF file has \d+ tensors this model does not use, among them blk\.2\."):
+        loaded(path)

@@ -36,11 +36,11 @@ from baton.engine.models.batch import Model
 from baton.engine.models.decoder import DecoderModel, Layer, with_native_layers
 from baton.engine.models.delta_net import DeltaNet
 from baton.engine.models.feed_forward import (
+    ExpertRouter,
     Experts,
     FeedForward,
     Gated,
     GatedExpert,
-    Router,
     Ungated,
     stacked,
     with_packed,
@@ -528,7 +528,7 @@ class DecoderParts(GemmaParts):
         # Triton's kernels read all experts of a layer together, so the experts' weights must be stacked.
         return stacked(apart) if self._backend.kernels is Kernels.TRITON else with_packed(apart)
 
-    def _router(self, config: DecoderConfig, experts: ExpertsConfig, prefix: str) -> Router:
+    def _router(self, config: DecoderConfig, experts: ExpertsConfig, prefix: str) -> ExpertRouter:
         source, routing = self._source, experts.routing
         dtype = torch.float32 if routing.wide else None
         name = prefix + config.modules.router
@@ -538,7 +538,7 @@ class DecoderParts(GemmaParts):
         if routing.corrected:
             stored = source.tensor(prefix + config.modules.correction, experts.count, dtype=torch.float32)
             correction = self._backend.keep(stored)
-        return Router(self._backend.linear(PlainWeight(weight, bias)), routing, correction)
+        return ExpertRouter(self._backend.linear(PlainWeight(weight, bias)), routing, correction)
 
     def _shared(self, config: DecoderConfig, experts: ExpertsConfig, layer: str) -> FeedForward | None:
         if not experts.shared_size:

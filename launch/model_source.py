@@ -20,7 +20,6 @@ class ModelNotUsable(CommandFailed):
 class ModelSource:
     folder: Path
     name: str  # name of the model in requests
-    is_demo: bool = False
     is_random: bool = False  # random weights, whose output is noise
 
     def called(self, name: str | None) -> "ModelSource":
@@ -42,10 +41,10 @@ def find_model(given: str | None, root: Path, scratch: Path, flag: str = "--mode
         check_complete(folder)
     except FileRefused as error:
         raise ModelNotUsable(str(error)) from error
-    return ModelSource(folder, _name_of(given, folder))
+    return ModelSource(folder, _name_of(given))
 
 
-def _name_of(given: str, folder: Path) -> str:
+def _name_of(given: str) -> str:
     path = Path(given).expanduser()
     if path.suffix.lower() == SUFFIX and path.is_file():
         return path.name[: -len(SUFFIX)]
@@ -85,7 +84,7 @@ def has_chat_template(folder: Path) -> bool:
 def _demo_model(root: Path, scratch: Path) -> ModelSource:
     demo = root / "models" / "tableqa"
     if (demo / "model.safetensors").is_file():
-        return ModelSource(demo, demo.name, is_demo=True)
+        return ModelSource(demo, demo.name)
 
     from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 

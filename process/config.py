@@ -374,7 +374,7 @@ class ProcessConfig(Settings):
     )
 
 
-class ModelConfig(Settings):
+class ModelSettings(Settings):
     model: Path | None = Field(
         None,
         description="Folder of the checkpoint; a router reads its tokenizer and by default uses the folder of "

@@ -12,7 +12,7 @@ from baton.process.config import (
     InternalTlsConfig,
     ListenConfig,
     LogConfig,
-    ModelConfig,
+    ModelSettings,
     ObjectiveConfig,
     ProcessConfig,
     Reader,
@@ -89,7 +89,7 @@ Origins = Annotated[tuple[str, ...], Reader(parse_origins)]
 class RouterConfig(
     ListenConfig,
     ProcessConfig,
-    ModelConfig,
+    ModelSettings,
     RegistryConfig,
     TelemetryConfig,
     InternalTlsConfig,

@@ -37,7 +37,7 @@ from baton.router.dispatcher import Dispatcher, DispatcherLimits, RequestCounts
 from baton.router.fleet.fleet import WorkerLinks
 from baton.router.fleet.link import LinkTiming
 from baton.router.fleet.peers import PeerRouters
-from baton.router.model.served_model import ModelSource
+from baton.router.model.served_model import ServedModelSettings
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy
 from baton.router.placement.planner import Planner, PlannerTiming
@@ -108,23 +108,8 @@ class RouterProcess:
         self._router_id = secrets.token_bytes(16)
         self._stores = _open_stores(config, self._router_id)
         self.cluster = Cluster()
-        self._fleet = WorkerLinks(
-            self.cluster,
-            link_timing(config),
-            self._router_id,
-            config.internal_tls,
-            config.cluster_secret,
-            None if self._stores is None else self._stores.adapters,
-            on_change=self._on_workers_changed,
-            on_capacity=self._on_report,
-        )
-        self.queue = AdmissionQueue(
-            self.cluster,
-            admission_limits(config),
-            placement_policy(config),
-            on_fault=partial(self._exit, "the admission queue failed"),
-            on_credit_request=self._fleet.request_credit,
-        )
+        self._fleet = self._make_fleet()
+        self.queue = self._make_queue()
         deps = RequestDeps(self.cluster, self._fleet, self.queue, itertools.count(1), config.attempts)
         self.readiness = self._make_readiness(deps)
         self._meters = KeyMeters()
@@ -138,16 +123,7 @@ class RouterProcess:
         recent = RecentReports()
         history = self._make_history(recent)
         planning = [] if self._planning is None else [self._planning.observe]
-        self.tracer = Tracer(
-            telemetry,
-            self.cluster.name_of,
-            StallBound(config.stall_factor, config.stall_min_ms),
-            self._lag.between,
-            recent,
-            self._server_address,
-            observers,
-            (*history.observers, *planning, *late_observers),
-        )
+        self.tracer = self._make_tracer(recent, observers, (*history.observers, *planning, *late_observers))
         self.dispatcher = Dispatcher(
             self.readiness,
             deps,
@@ -167,6 +143,42 @@ class RouterProcess:
             self._peer_routers,
             self._planning,
             lambda: self.registry_problem,
+        )
+
+    def _make_fleet(self) -> WorkerLinks:
+        config = self._config
+        return WorkerLinks(
+            self.cluster,
+            link_timing(config),
+            self._router_id,
+            config.internal_tls,
+            config.cluster_secret,
+            None if self._stores is None else self._stores.adapters,
+            on_change=self._on_workers_changed,
+            on_capacity=self._on_report,
+        )
+
+    def _make_queue(self) -> AdmissionQueue:
+        return AdmissionQueue(
+            self.cluster,
+            admission_limits(self._config),
+            placement_policy(self._config),
+            on_fault=partial(self._exit, "the admission queue failed"),
+            on_credit_request=self._fleet.request_credit,
+        )
+
+    def _make_tracer(
+        self, recent: RecentReports, observers: Sequence[RecordObserver], late_observers: Sequence[RecordObserver]
+    ) -> Tracer:
+        return Tracer(
+            self._telemetry,
+            self.cluster.name_of,
+            StallBound(self._config.stall_factor, self._config.stall_min_ms),
+            self._lag.between,
+            recent,
+            self._server_address,
+            observers,
+            late_observers,
         )
 
     @property
@@ -271,7 +283,7 @@ class RouterProcess:
         return Readiness(
             deps,
             config.no_prefill_worker is NoPrefillWorker.LOCAL,
-            ModelSource(
+            ServedModelSettings(
                 config.model,
                 config.model_name,
                 config.known_prompts_mib << 20,

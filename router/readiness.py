@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Set
 from baton.process.errors import BatonError
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.model.defaults import ModelFolderError
-from baton.router.model.served_model import ModelGate, ModelSource, ServedModel, load_served_model
+from baton.router.model.served_model import ModelGate, ServedModel, ServedModelSettings, load_served_model
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement
 from baton.router.request.run import RequestDeps, RequestRunner
@@ -83,7 +83,7 @@ class Readiness:
         self,
         scheduling: RequestDeps,
         decode_may_prefill: bool,
-        source: ModelSource,
+        source: ServedModelSettings,
         wait_s: float,
         on_change: Callable[[bool], Awaitable[None]],
     ) -> None:

@@ -6,9 +6,12 @@ from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from baton.process.registry.redis_server import RedisServer
 from tests.fixtures.tools import ROOT, installed_node_example, tool
 
 if find_spec("hypothesis") is not None:  # a machine for GPUs may have none
@@ -41,6 +44,15 @@ def processes_find_tests() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")
         yield
+
+
+@pytest.fixture(scope="module")
+def module_redis() -> Iterator["RedisServer"]:
+    from baton.process.registry.redis_server import start_redis_server  # a machine for GPUs may have no redis
+
+    server = start_redis_server()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from baton.process.config import (
     InternalTlsConfig,
     ListenConfig,
     LogConfig,
-    ModelConfig,
+    ModelSettings,
     ProcessConfig,
     RegistryConfig,
     TelemetryConfig,
@@ -42,8 +42,8 @@ class WorkerConfig(ListenConfig, ProcessConfig, RegistryConfig, InternalTlsConfi
         le=65535,
         description="Port for health checks alone, without TLS: for probes that have no --internal-tls-cert.",
     )
-    model: Path = field_of(ModelConfig, "model", default=REQUIRED)
-    model_name: str = field_of(ModelConfig, "model_name", default="model")
+    model: Path = field_of(ModelSettings, "model", default=REQUIRED)
+    model_name: str = field_of(ModelSettings, "model_name", default="model")
     adapter: Adapters = Field(
         (), description="NAME=FOLDER of a LoRA adapter; requests choose it by NAME. May be repeated."
     )

@@ -91,7 +91,7 @@ class EchoedSampling(SamplingFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class AnswerFlags:
     """Flags for sending a question and for printing the answer."""
 
     system: Annotated[str | None, typer.Option(help="System message before the conversation.")] = None
@@ -104,7 +104,7 @@ class Shown:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateFlags(Shown, EchoedSampling):
+class GenerateFlags(AnswerFlags, EchoedSampling):
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")] = None
     token_ids: Annotated[
         TokenIdList | None,
@@ -113,7 +113,7 @@ class GenerateFlags(Shown, EchoedSampling):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatFlags(Shown, SamplingFlags):
+class ChatFlags(AnswerFlags, SamplingFlags):
     message: Annotated[str | None, typer.Argument(help="Message; default: a conversation.")] = None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from baton.engine.config.model_config import ModelError
-from baton.engine.lora.files import Adapter, LowRank
+from baton.engine.lora.files import LoraWeights, LowRank
 from baton.engine.models.batch import AdapterRows
 from baton.engine.models.linear import Linear, MatmulBackend
 from baton.engine.weights.names import text_name
@@ -166,7 +166,7 @@ class AdapterSet:
         self._modules.update(zip(names, adapted.modules, strict=True))
         return adapted
 
-    def add(self, name: str, adapter: Adapter) -> int:
+    def add(self, name: str, adapter: LoraWeights) -> int:
         """Add an adapter and return its number; `name` is for messages. Must not be called during a step.
 
         Raises: ModelError, without effect, for an adapter of another model or if memory is short.
@@ -174,7 +174,7 @@ class AdapterSet:
         if self._adopted is not None:
             self._modules.update(self._adopted())
             self._adopted = None
-        adapter = Adapter({self._own_name(module): factors for module, factors in adapter.factors.items()})
+        adapter = LoraWeights({self._own_name(module): factors for module, factors in adapter.factors.items()})
         self._check(name, adapter)
         try:
             grown = [stacked.appended(adapter.factors.get(module)) for module, stacked in self._modules.items()]
@@ -189,7 +189,7 @@ class AdapterSet:
 
     def skip(self) -> int:
         """Reserve and return the next number, for weights or for an adapter that failed on this rank."""
-        return self.add("none", Adapter({}))
+        return self.add("none", LoraWeights({}))
 
     def remove(self, number: int) -> None:
         """Free an adapter's memory; its number is not reused. No step may run and no request may use the adapter."""
@@ -200,7 +200,7 @@ class AdapterSet:
         """Return this model's name of an adapter's module: the adapter may be of a model that also takes images."""
         return module if module in self._modules else text_name(module) or module
 
-    def _check(self, name: str, adapter: Adapter) -> None:
+    def _check(self, name: str, adapter: LoraWeights) -> None:
         for module, factors in adapter.factors.items():
             stacked = self._modules.get(module)
             if stacked is None:

@@ -251,7 +251,7 @@ class LowRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class LoraWeights:
     """Adapter in host memory, with factors as stored in its files."""
 
     factors: Mapping[str, LowRank]  # by module name in the base model
@@ -285,11 +285,11 @@ class DigestedAdapter:
     """Adapter with the digest of the files that it was read from."""
 
     digest: str
-    adapter: Adapter
+    adapter: LoraWeights
 
 
 def read_named(name: str, folder: Path) -> DigestedAdapter:
-    """Read an adapter and its digest. `name` is for messages. Raises: ModelError, also if files change meanwhile."""
+    """Read an adapter and its digest. `name` is for messages. Raises: ModelError, also if files change in between."""
     digest = adapter_digest(folder)
     adapter = read_adapter(folder)
     if adapter_digest(folder) != digest:
@@ -298,7 +298,7 @@ def read_named(name: str, folder: Path) -> DigestedAdapter:
 
 
 @reads(ModelError, WEIGHTS_FILE)
-def read_adapter(folder: Path) -> Adapter:
+def read_adapter(folder: Path) -> LoraWeights:
     """Read an adapter. Raises: ModelError for anything that PEFT would compute differently."""
     config = read_adapter_config(folder)
     path = folder / WEIGHTS_FILE
@@ -313,7 +313,7 @@ def read_adapter(folder: Path) -> Adapter:
     for target in config.target_modules if config.narrowed is None else ():
         if not any(module == target or module.endswith(f".{target}") for module in factors):
             raise ModelError(f"{path}: has nothing for {target}, which adapter_config.json names in target_modules")
-    return Adapter(factors)
+    return LoraWeights(factors)
 
 
 def _read_factors(path: Path, config: AdapterConfig) -> dict[tuple[str, str], torch.Tensor]:

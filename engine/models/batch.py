@@ -89,15 +89,15 @@ class Batch(PagedRows):
     adapters: AdapterRows | None = None  # None if no row has an adapter
     drafts: bool = False  # whether a row of `decode` reads KV that another row writes in the same step
     second_rows: tuple[slice, ...] = ()  # rows of the second text of each pair
-    meanwhile: Callable[[], None] = lambda: None
-    """Function that a model calls once, when its layers start, so that other threads can do Python work meanwhile."""
+    on_layers_start: Callable[[], None] = lambda: None
+    """Function that a model calls once, when its layers start, so that other threads can do Python work."""
 
 
 def make_batch(
     chunks: Sequence[Chunk],
     block_tokens: int,
     device: torch.device,
-    meanwhile: Callable[[], None] = lambda: None,
+    on_layers_start: Callable[[], None] = lambda: None,
     by_library: Callable[[Chunk], bool] = lambda chunk: False,
     groups: int = 1,
 ) -> Batch:
@@ -107,11 +107,7 @@ def make_batch(
     of layer groups, each with its own blocks. Raises ValueError for a chunk without tokens or with too short a table.
     """
     for chunk in chunks:
-        if not chunk.token_ids or len(chunk.block_table) // groups * block_tokens < chunk.end:
-            blocks = len(chunk.block_table)
-            raise ValueError(
-                f"request {chunk.request_id}: {blocks} blocks do not fit positions {chunk.start} to {chunk.end}"
-            )
+        _check_blocks(chunk, block_tokens, groups)
     is_long = [len(chunk.token_ids) > 1 for chunk in chunks]
     others = [long and by_library(chunk) for long, chunk in zip(is_long, chunks, strict=True)]
     order = sorted(
@@ -152,8 +148,16 @@ def make_batch(
         adapters=AdapterRows.of(adapted, chosen, chosen_ids),
         drafts=any(chunk.is_draft for chunk in chunks),
         second_rows=tuple(_second_rows(chunks, chunk_rows)),
-        meanwhile=meanwhile,
+        on_layers_start=on_layers_start,
     )
+
+
+def _check_blocks(chunk: Chunk, block_tokens: int, groups: int) -> None:
+    blocks = len(chunk.block_table)
+    if not chunk.token_ids or blocks // groups * block_tokens < chunk.end:
+        raise ValueError(
+            f"request {chunk.request_id}: {blocks} blocks do not fit positions {chunk.start} to {chunk.end}"
+        )
 
 
 def _second_rows(chunks: Sequence[Chunk], chunk_rows: Sequence[slice]) -> Iterator[slice]:
@@ -236,8 +240,8 @@ class Model(Protocol):
     def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
         """Compute the residual stream after the last layer, `[tokens, hidden]`, one row per token of `batch`, in order.
 
-        Writes the KV of these tokens into the pool `kv`, reads that of preceding tokens, and calls `batch.meanwhile`
-        once before the layers.
+        Writes the KV of these tokens into the pool `kv`, reads that of preceding tokens, and calls
+        `batch.on_layers_start` once before the layers.
         """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -82,13 +82,13 @@ class DecoderModel:
         native = self.native if batch.adapters is None and self.native is not None and self.native.takes(kv) else None
         if native is not None and is_plain(self.config, batch):
             cos, sin, _ = self.rope.rotation(batch.positions, torch.float32)
-            return native.hidden(batch, cos, sin, self._runs(batch, kv), batch.meanwhile)
+            return native.hidden(batch, cos, sin, self._runs(batch, kv), batch.on_layers_start)
         embedded = self.embedded(batch.token_ids).to(self.dtype)
         if self.angles is None:
             angles = self.rope.rotation(batch.positions, self.dtype)
         else:
             angles = self.angles._replace(rows=batch.positions)
-        batch.meanwhile()
+        batch.on_layers_start()
         if self.gemma is not None:
             return self.gemma.hidden(embedded, angles, batch, kv)
         stream = Stream(embedded)

@@ -5,7 +5,7 @@ as in transformers_model.py.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ NAME, KEYWORD = "baton_encoder", "prompt_lengths"
 UNUSED = ("pooler.",)  # parts that checkpoints may lack, since no vector needs them
 CHECKED_LENGTHS = (11, 5)
 MOST_EXACT, MOST_ROUNDED = 0.001, 0.2  # maximum relative error in float32, and in shorter dtypes
-Head = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _attention(
@@ -80,7 +79,7 @@ class EncoderModel:
 
     def hidden(self, batch: Batch, kv: KvPages | None = None) -> torch.Tensor:
         """Compute hidden states of complete prompts. Raises: ValueError for a chunk that does not begin its prompt."""
-        batch.meanwhile()
+        batch.on_layers_start()
         lengths = [rows.stop - rows.start for rows in sorted(batch.chunk_rows, key=lambda rows: rows.start)]
         begins = batch.positions.new_tensor([0, *lengths[:-1]]).cumsum(0)
         if batch.positions[begins].any():

@@ -43,7 +43,7 @@ class Ungated:
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
+class ExpertRouter:
     linear: Linear  # projection to one logit per expert
     routing: Routing
     correction: torch.Tensor | None = None  # float32 [experts], added to the scores that choose experts
@@ -72,7 +72,7 @@ class Experts:
     only the shared experts, and only if engine/lora/adapters.py accepts their names.
     """
 
-    router: Router
+    router: ExpertRouter
     experts: tuple[Gated | Ungated, ...]
     shared: FeedForward | None = None  # shared experts, whose output is added to every row
     packed: PackedExperts | None = None
@@ -102,7 +102,7 @@ class Experts:
 class ExpertStack:
     """Mixture of experts with stacked weights. CUDA graphs can include it: shapes depend only on the row count."""
 
-    router: Router
+    router: ExpertRouter
     gate_up: ExpertWeight  # per expert: gate projection, then up projection
     down: ExpertWeight
     shared: FeedForward | None = None

@@ -117,7 +117,7 @@ class TransformersModel:
 
     def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
         """Compute hidden states. The batch is passed as one sequence with all chunks' positions. Not reentrant."""
-        batch.meanwhile()
+        batch.on_layers_start()
         self._adapters, self._tokens = batch.adapters, len(batch.token_ids)
         try:
             output = self.causal.base_model(

@@ -7,7 +7,7 @@ import torch
 
 from baton.engine.config.model_config import DecoderConfig, ModelConfig
 from baton.engine.lora.adapters import AdapterSet
-from baton.engine.lora.files import Adapter, adapter_digest, read_adapter
+from baton.engine.lora.files import LoraWeights, adapter_digest, read_adapter
 from baton.engine.offline.engine_args import model_folder
 
 USUAL_RANK = 16  # default of vLLM's max_lora_rank
@@ -33,7 +33,7 @@ class LoRARequest:
 class ReadAdapter:
     name: str
     digest: str  # digest of the adapter's factors and scales
-    adapter: Adapter | None  # None if the adapter is already loaded
+    adapter: LoraWeights | None  # None if the adapter is already loaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class GraphRecorder:
             compute()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the GPU meanwhile: their work is not recorded.
+        # Other threads may use the GPU during this: their work is not recorded.
         with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
             result = compute()
         return graph.replay, result

@@ -19,7 +19,7 @@ from baton.engine.runner.step_records import (
     CallKind,
     HandOver,
     LoopDelay,
-    SchedulerCall,
+    RecordedCall,
     StepHistory,
     StepRecord,
     StepRecorder,
@@ -123,7 +123,7 @@ class EngineLoop:
         self._engine = engine
         self._scheduler = scheduler = engine.scheduler
         self._recorder: StepRecorder | None = None
-        self._calls: list[SchedulerCall] = []  # calls since the last step; used on the engine's thread only
+        self._calls: list[RecordedCall] = []  # calls since the last step; used on the engine's thread only
         loop_thread = threading.get_native_id()
         self.history = StepHistory()
         """Steps whose outcomes were delivered."""
@@ -215,7 +215,7 @@ class EngineLoop:
         """Call the scheduler, and record the call for the next step's record."""
         result = call(*arguments)
         if kind is not CallKind.RESERVE or result is not None:
-            self._calls.append(SchedulerCall(kind, request_id))
+            self._calls.append(RecordedCall(kind, request_id))
         return result
 
     def begin_fetch(

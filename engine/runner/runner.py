@@ -248,9 +248,9 @@ class Runner:
         return time.monotonic() - began_s
 
     def _launch_computed(self, chunks: tuple[Chunk, ...], after: Launched | None) -> Launched:
-        meanwhile = self._asks_for_masks(chunks)
+        on_layers_start = self._asks_for_masks(chunks)
         try:
-            batch = self._batch(chunks, meanwhile)
+            batch = self._batch(chunks, on_layers_start)
         except Exception:  # invalid tokens of one request must not fail the other requests
             faults = {place: fault for place, chunk in enumerate(chunks) if (fault := self._fault(chunk)) is not None}
             if not faults or len(faults) == len(chunks) > 1 or self.other_ranks is not None:
@@ -265,9 +265,9 @@ class Runner:
             return launch_draws(hidden, self._model.logits, chunks, batch.chunk_rows)
         return self._waited_for(self._results(hidden, batch.chunk_rows, chunks))
 
-    def _batch(self, chunks: tuple[Chunk, ...], meanwhile: Callable[[], None] = lambda: None) -> Batch:
+    def _batch(self, chunks: tuple[Chunk, ...], on_layers_start: Callable[[], None] = lambda: None) -> Batch:
         device = self._model.device
-        batch = make_batch(chunks, self._block_tokens, device, meanwhile, self._prefill.takes, self._groups)
+        batch = make_batch(chunks, self._block_tokens, device, on_layers_start, self._prefill.takes, self._groups)
         lowest, highest = (of(of(chunk.token_ids) for chunk in chunks) for of in (min, max))
         if lowest < 0 or highest >= self._model.config.vocab_size:  # an index error would destroy a CUDA context
             raise ValueError(

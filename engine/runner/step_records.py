@@ -30,7 +30,7 @@ class StepTimeBreakdown(NamedTuple):
     stopped_s: float = 0.0  # time off the core while no thread of the process ran
 
 
-class PromptPart(NamedTuple):
+class PromptChunk(NamedTuple):
     request_id: int
     tokens: int  # prompt tokens computed in this step
 
@@ -44,7 +44,7 @@ class CallKind(StrEnum):
     ABORT = auto()
 
 
-class SchedulerCall(NamedTuple):
+class RecordedCall(NamedTuple):
     kind: CallKind
     request_id: int
 
@@ -88,7 +88,7 @@ class StepRecord(StepTiming):
     spent: StepTimeBreakdown = NO_TIME
     answers: tuple[int, ...] = ()  # request ids of chunks that each sample the next token of an answer
     contexts: tuple[int, ...] = ()  # context length of each of `answers`, in the same order
-    prompts: tuple[PromptPart, ...] = ()  # chunks of prompts and of recomputed answers
+    prompts: tuple[PromptChunk, ...] = ()  # chunks of prompts and of recomputed answers
     drafts: tuple[DraftPart, ...] = ()
     prices: StepPrices = NO_PRICES  # expected times; zero if the step has no drafts
     moved_blocks: int = 0  # number of blocks copied or swapped
@@ -96,7 +96,7 @@ class StepRecord(StepTiming):
     preempted: tuple[ChoiceKey, ...] = ()  # preempted choices that were waiting for blocks
     held_blocks: int = 0  # blocks in use in the pool after the step
     waiting: int = 0  # number of sequences waiting for blocks after the step
-    calls: tuple[SchedulerCall, ...] = ()  # calls since the previous step, in order
+    calls: tuple[RecordedCall, ...] = ()  # calls since the previous step, in order
     observed_s: float = 0.0  # duration that the scheduler observed
     period_s: float = 0.0  # time since the end of the previous step that the scheduler observed
 
@@ -171,7 +171,7 @@ class StepRecorder:
         self._meter.close()
 
     def record(
-        self, timing: StepTiming, step: DoneStep, idle_s: float, calls: Sequence[SchedulerCall] = ()
+        self, timing: StepTiming, step: DoneStep, idle_s: float, calls: Sequence[RecordedCall] = ()
     ) -> StepRecord:
         """Create the record of a step. `idle_s`: time without work between the previous step and this one. `calls`:
         calls of the scheduler in that time.
@@ -189,7 +189,7 @@ class StepRecorder:
                 answers.append(chunk.request_id)
                 contexts.append(chunk.end)
             else:
-                prompts.append(PromptPart(chunk.request_id, len(chunk.token_ids)))
+                prompts.append(PromptChunk(chunk.request_id, len(chunk.token_ids)))
         plan, batch = step.plan, self._batch
         return StepRecord(
             timing.started,

@@ -73,12 +73,12 @@ class NativeDecoder:
         cos: torch.Tensor,
         sin: torch.Tensor,
         runs: StateRuns | None,
-        meanwhile: Callable[[], None],
+        on_layers_start: Callable[[], None],
     ) -> torch.Tensor:
         """Compute the last layer's output, float32 `[rows, hidden]`, over the pool last passed to `takes`.
 
         Also stores KV of all rows in the pool. cos, sin: float32 `[tables, rows, angles]`, see `rotary`. runs: rows for
-        layers with a recurrent state; None without such layers. meanwhile: called once, just before the
+        layers with a recurrent state; None without such layers. on_layers_start: called once, just before the
         native call. No row's result depends on other sequences. Raises: IndexError for a token outside the vocabulary.
         """
         residual, decode = self._embedded(batch.token_ids), batch.groups[0].decode
@@ -94,7 +94,7 @@ class NativeDecoder:
         arguments.groups, arguments.chunk_count = ctypes.addressof(groups), len(kept[0])
         if runs is not None:
             arguments.runs = runs_struct(runs)
-        meanwhile()
+        on_layers_start()
         self._native.decoder_layers(byref(arguments))
         return residual
 

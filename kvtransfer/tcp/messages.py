@@ -10,7 +10,7 @@ from typing import NamedTuple
 MAGIC = b"BATONKV1"
 ID_BYTES = 16
 MAX_PROBE_BYTES = 64 << 20
-REQUEST = struct.Struct("<8sB16s16sQQ")  # magic, and the fields of `Request`
+REQUEST = struct.Struct("<8sB16s16sQQ")  # magic, and the fields of `BlockRequest`
 HEAD = struct.Struct("<BQ")  # verdict, and the number of bytes that follow
 
 
@@ -37,7 +37,7 @@ REASONS = {
 }
 
 
-class Request(NamedTuple):
+class BlockRequest(NamedTuple):
     what: What
     pool_id: bytes
     transfer_id: bytes
@@ -50,16 +50,16 @@ class Head(NamedTuple):
     size_bytes: int
 
 
-def write_request(request: Request) -> bytes:
+def write_request(request: BlockRequest) -> bytes:
     return REQUEST.pack(MAGIC, *request)
 
 
-def read_request(data: bytes | bytearray) -> Request:
+def read_request(data: bytes | bytearray) -> BlockRequest:
     """Parse a request. Raises: ValueError."""
     magic, what, *rest = REQUEST.unpack(data)
     if magic != MAGIC:
         raise ValueError(f"a request for KV must begin with {MAGIC!r}, got {magic!r}")
-    return Request(What(what), *rest)
+    return BlockRequest(What(what), *rest)
 
 
 def write_head(head: Head) -> bytes:

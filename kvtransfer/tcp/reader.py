@@ -10,7 +10,7 @@ from time import monotonic
 
 from baton.kvtransfer.slices import PoolShape, Storage, landing_places, parts_of
 from baton.kvtransfer.tcp.connection import Connection
-from baton.kvtransfer.tcp.messages import HEAD, ID_BYTES, REASONS, Request, Verdict, What, read_head, write_request
+from baton.kvtransfer.tcp.messages import HEAD, ID_BYTES, REASONS, BlockRequest, Verdict, What, read_head, write_request
 from baton.kvtransfer.transport import (
     BlockPair,
     CopyRefused,
@@ -137,7 +137,7 @@ class TcpTransport:
 
     def _fill(self, connection: Connection, transfer_id: bytes, share: Sequence[BlockPair]) -> None:
         for run in logical_runs(share):
-            request = Request(What.BLOCKS, self._pool_id, transfer_id, run[0].logical, len(run))
+            request = BlockRequest(What.BLOCKS, self._pool_id, transfer_id, run[0].logical, len(run))
             _ask(connection, request, len(run) * self._own.block_bytes)
             connection.receive([place for pair in run for place in self._places_of(pair.destination)])
 
@@ -153,13 +153,13 @@ class TcpTransport:
         return LinkRate(share * len(connections), monotonic() - started)
 
     def _receive_probe(self, connection: Connection, nbytes: int) -> None:
-        _ask(connection, Request(What.PROBE, self._pool_id, bytes(ID_BYTES), 0, nbytes), nbytes)
+        _ask(connection, BlockRequest(What.PROBE, self._pool_id, bytes(ID_BYTES), 0, nbytes), nbytes)
         scratch = memoryview(bytearray(min(nbytes, SCRATCH_BYTES)))
         for start in range(0, nbytes, SCRATCH_BYTES):
             connection.receive([scratch[: nbytes - start]])
 
 
-def _ask(connection: Connection, request: Request, size_bytes: int) -> None:
+def _ask(connection: Connection, request: BlockRequest, size_bytes: int) -> None:
     """Send a request for `size_bytes` bytes, which the caller then receives.
 
     Raises: CopyRefused if the peer will send no bytes; LinkBroken.

@@ -11,8 +11,8 @@ from baton.kvtransfer.tcp.connection import PIECE_TIMEOUT_S, Connection, Secure
 from baton.kvtransfer.tcp.messages import (
     MAX_PROBE_BYTES,
     REQUEST,
+    BlockRequest,
     Head,
-    Request,
     Verdict,
     What,
     read_request,
@@ -68,7 +68,6 @@ class TcpServer:
         self._secure = secure
         self._cores = cores
         self._timeout_s = timeout_s
-        self._block_bytes = shape.block_bytes
         self._part_block_bytes = shape.part_block_bytes
         self._parts = [part.numpy().data for part in parts_of(pool, shape)]
         self._readable: Readable | None = None
@@ -153,7 +152,7 @@ class TcpServer:
         connection.send([_head(verdict, size_bytes), *places])
         return True
 
-    def _blocks(self, request: Request) -> tuple[Verdict, Sequence[memoryview]]:
+    def _blocks(self, request: BlockRequest) -> tuple[Verdict, Sequence[memoryview]]:
         readable = self._readable
         if readable is None:
             return Verdict.UNAVAILABLE, ()

@@ -14,7 +14,7 @@ NO_KEY = 0
 """Key of a damaged record, which no name matches."""
 
 
-class Place(NamedTuple):
+class SegmentSlot(NamedTuple):
     segment: int  # segment number, chosen by the caller
     slot: int
 
@@ -30,9 +30,9 @@ class TierIndex:
         """Number of blocks that can be found."""
         return len(self._places)
 
-    def find(self, name: bytes) -> Place | None:
+    def find(self, name: bytes) -> SegmentSlot | None:
         found = self._places.get(_key(name))
-        return None if found is None else Place(found >> SLOT_BITS, found & _SLOT_MASK)
+        return None if found is None else SegmentSlot(found >> SLOT_BITS, found & _SLOT_MASK)
 
     def known(self, names: Sequence[bytes]) -> int:
         """Return the number of leading `names` that can be found."""

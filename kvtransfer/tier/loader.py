@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.kvtransfer.tier.levels import TierLevels
-from baton.kvtransfer.tier.staging import PoolBlocks, Staging
+from baton.kvtransfer.tier.staging import BlockCopier, Staging
 from baton.kvtransfer.tier.store import TierStore
 
 STAGING_BYTES = 8 << 20  # bytes of one staging buffer: large enough for large reads, small compared with a pool
@@ -25,7 +25,7 @@ TierReader = TierStore | TierLevels
 class TierLoader:
     """Loader of stored blocks into a pool. Only one thread at a time may call `load`."""
 
-    def __init__(self, store: TierReader, pool: PoolBlocks, cores: frozenset[int] | None = None) -> None:
+    def __init__(self, store: TierReader, pool: BlockCopier, cores: frozenset[int] | None = None) -> None:
         """Start the threads. `cores`: CPU cores of the verifying threads; None: any."""
         block_bytes = store.format.block_bytes
         slots = staging_slots(block_bytes)

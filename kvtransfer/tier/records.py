@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 HEADER_BYTES = 64
-NAME_BYTES = 32
-IDENTITY_BYTES = 32
 _HEADER = struct.Struct("<8s32sQ12x")  # magic; record: name, checksum; segment: identity, block_bytes
 _CRC = struct.Struct("<I")
 _SEGMENT, _RECORD = b"BATONKV1", b"KVBLOCK1"

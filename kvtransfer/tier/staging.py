@@ -32,7 +32,7 @@ class Staging:
         return self._checksums.of(slot)
 
 
-class PoolBlocks:
+class BlockCopier:
     """Copier of complete blocks between a pool and staging memory.
 
     A block in staging memory consists of the parts of all ranks, one after another.

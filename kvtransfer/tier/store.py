@@ -15,7 +15,7 @@ from itertools import count
 from typing import NamedTuple
 
 from baton.kvtransfer.tier.files import Release, SegmentId, TierDisk, TierFile
-from baton.kvtransfer.tier.index import Place, TierIndex
+from baton.kvtransfer.tier.index import SegmentSlot, TierIndex
 from baton.kvtransfer.tier.records import HEADER_BYTES, SegmentFormat
 from baton.kvtransfer.tier.segment import Segment, SegmentGone
 from baton.kvtransfer.tier.staging import Staging
@@ -334,7 +334,7 @@ class TierStore:
             self._current = self._by_id[max(own)]
             self._segments[self._current].cut()
 
-    def _places(self, names: Sequence[bytes]) -> Iterator[Place]:
+    def _places(self, names: Sequence[bytes]) -> Iterator[SegmentSlot]:
         """Yield the places of `names` up to the first name that cannot be found."""
         for name in names:
             place = self._index.find(name)
@@ -362,9 +362,9 @@ class TierStore:
         self._current = None
 
 
-def _runs(places: Iterator[Place]) -> Iterator[list[Place]]:
+def _runs(places: Iterator[SegmentSlot]) -> Iterator[list[SegmentSlot]]:
     """Split places into runs of consecutive slots."""
-    run: list[Place] = []
+    run: list[SegmentSlot] = []
     for place in places:
         if run and (place.segment, place.slot) != (run[-1].segment, run[-1].slot + 1):
             yield run

@@ -1,6 +1,9 @@
 """Report of a run as JSON, Markdown and charts. Pure except `write`."""
 
+import asyncio
 import json
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -8,10 +11,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from baton.lab.chaos.checker import FindingKind, StreamGap, gaps_at, pauses_by_kind
+from baton.lab.chaos.checker import FindingKind, Injected, StreamGap, gaps_at, pauses_by_kind
 from baton.lab.chaos.faults import FaultKind
 from baton.lab.chaos.history import StreamHistory
-from baton.lab.chaos.run import ChaosOutcome
+from baton.lab.chaos.run import ChaosOptions, ChaosOutcome, ChaosRun
 from baton.lab.chaos.watch import BOUND_BYTES, BOUND_ROUTER_BYTES, LEAST_S, WARM_UP_S, Look
 from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
 from baton.lab.report.result import SERVICE, judge_rounds, make_result, write_result
@@ -63,6 +66,22 @@ LISTS = {
 LONGEST = 12  # number of the longest gaps that a report lists
 
 
+def run_chaos(options: ChaosOptions, folder: Path | None) -> bool:
+    """Run chaos and print the report; return whether the outcome is good. `folder`: None for a new one, which is kept
+    if the run fails.
+    """
+    kept = folder or Path(tempfile.mkdtemp(prefix="baton-chaos-"))
+    (kept / "logs").mkdir(parents=True, exist_ok=True)
+    outcome = asyncio.run(ChaosRun(options, lambda line: print(line, flush=True)).run(kept / "logs"))
+    write(outcome, kept)
+    print(markdown(summary(outcome)))
+    if folder is None and outcome.is_good:
+        shutil.rmtree(kept)
+    else:
+        print(f"report, streams and logs: {kept}")
+    return outcome.is_good
+
+
 def summary(outcome: ChaosOutcome) -> dict[str, Any]:
     """Return all results of a run as a dict that can be written as JSON."""
     began_s = outcome.began_s
@@ -112,20 +131,21 @@ def summary(outcome: ChaosOutcome) -> dict[str, Any]:
             {**asdict(each), "per_minute_bytes": round(each.per_minute), "flat": each.is_flat}
             for each in outcome.growth
         ],
-        "injected": [
-            {
-                "what": str(each.fault),
-                "at_s": round(each.at_s - began_s, 3),
-                "healed_s": round(each.healed_s - began_s, 3),
-                "proof": each.proof,
-                "trouble": each.trouble,
-            }
-            for each in outcome.injected
-        ],
+        "injected": [_injected(each, began_s) for each in outcome.injected],
         "broken": [
             {**asdict(finding), **(streams[finding.stream] if finding in outcome.findings else {})}
             for finding in outcome.faults
         ],
+    }
+
+
+def _injected(fault: Injected, began_s: float) -> dict[str, Any]:
+    return {
+        "what": str(fault.fault),
+        "at_s": round(fault.at_s - began_s, 3),
+        "healed_s": round(fault.healed_s - began_s, 3),
+        "proof": fault.proof,
+        "trouble": fault.trouble,
     }
 
 

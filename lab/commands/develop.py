@@ -144,14 +144,10 @@ def chaos(
     """
     if context.invoked_subcommand is not None:
         return
-    import asyncio
-    import shutil
-    import tempfile
-
     from baton.lab.chaos.disk.injections import FILE_KINDS, SHIM_KINDS
     from baton.lab.chaos.faults import FaultKind, plan_faults
-    from baton.lab.chaos.report import markdown, summary, write
-    from baton.lab.chaos.run import ChaosOptions, ChaosRun
+    from baton.lab.chaos.report import run_chaos
+    from baton.lab.chaos.run import ChaosOptions
     from baton.lab.chaos.stack import Layout, find_compiler
 
     if routers is not None and hosts is not None:
@@ -171,16 +167,7 @@ def chaos(
         tier=tier and hosts is None,
         hosts=hosts,
     )
-    kept = out or Path(tempfile.mkdtemp(prefix="baton-chaos-"))
-    (kept / "logs").mkdir(parents=True, exist_ok=True)
-    outcome = asyncio.run(ChaosRun(asked, lambda line: print(line, flush=True)).run(kept / "logs"))
-    write(outcome, kept)
-    print(markdown(summary(outcome)))
-    if out is None and outcome.is_good:
-        shutil.rmtree(kept)
-    else:
-        print(f"report, streams and logs: {kept}")
-    raise typer.Exit(0 if outcome.is_good else 1)
+    raise typer.Exit(0 if run_chaos(asked, out) else 1)
 
 
 @chaos_app.command()

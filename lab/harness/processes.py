@@ -13,6 +13,8 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self, TextIO
 
+import grpc
+
 from baton import child_environment
 from baton.client import AsyncAdminClient, AsyncBatonClient, BatonClientError, ClusterStatus, RetryPolicy
 from baton.launch import CommandFailed
@@ -185,6 +187,17 @@ async def serves(target: str) -> bool:
             return bool(await baton.models())
     except BatonClientError:
         return False
+
+
+async def listens(target: str) -> bool:
+    """Return whether a gRPC server listens at `target`."""
+    async with grpc.aio.insecure_channel(target) as channel:
+        try:
+            async with asyncio.timeout(1.0):
+                await channel.channel_ready()
+        except TimeoutError:
+            return False
+    return True
 
 
 def split_cores() -> tuple[tuple[int, ...], tuple[int, ...]]:

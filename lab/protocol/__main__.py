@@ -12,15 +12,15 @@ from collections import Counter
 from dataclasses import asdict, replace
 from graphlib import CycleError
 
-from baton.lab.protocol.cluster import Cluster
+from baton.lab.protocol.cluster import ClusterStates
 from baton.lab.protocol.explorer import RequestGraph, Violated
-from baton.lab.protocol.participants import Shape
+from baton.lab.protocol.participants import ClusterSize
 
 SHAPES = {
-    "small": Shape(deaths=1, blocks=1),
-    "full": Shape(blocks=1),
-    "long": Shape(routers=1, prefill=1, decode=1, tokens=3),
-    "mishaps": Shape(routers=1, prefill=1, decode=1, deaths=1, mishaps=1, blocks=1),
+    "small": ClusterSize(deaths=1, blocks=1),
+    "full": ClusterSize(blocks=1),
+    "long": ClusterSize(routers=1, prefill=1, decode=1, tokens=3),
+    "mishaps": ClusterSize(routers=1, prefill=1, decode=1, deaths=1, mishaps=1, blocks=1),
 }
 """Explored sizes.
 
@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("size", nargs="?", choices=SHAPES, default="small", help="size to explore")
     shape, began_s = SHAPES[parser.parse_args().size], time.process_time()
     try:
-        explored = Cluster(RequestGraph(shape)).explore()
+        explored = ClusterStates(RequestGraph(shape)).explore()
     except (Violated, CycleError) as found:
         print(found, file=sys.stderr)
         return 1

@@ -53,7 +53,7 @@ class _Edges:
         return origins, self.targets[self.begins[numbers][origins] + within]
 
 
-class Cluster:
+class ClusterStates:
     """All states of the cluster, rank by rank."""
 
     def __init__(self, graph: RequestGraph) -> None:

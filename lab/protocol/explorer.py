@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from baton.lab.protocol import specification as spec
-from baton.lab.protocol.participants import BEYOND_PREFILL, CHOICE, MoveKind, Shape, forsaken, moves
+from baton.lab.protocol.participants import BEYOND_PREFILL, CHOICE, ClusterSize, MoveKind, forsaken, moves
 from baton.lab.protocol.specification import ProcessKind
 from baton.lab.protocol.state import (
     GONE,
@@ -33,7 +33,7 @@ class Spent(NamedTuple):
     mishaps: int = 0
 
 
-def first_state(shape: Shape) -> SpecRequest:
+def first_state(shape: ClusterSize) -> SpecRequest:
     return SpecRequest(ClientPhase.WAITING, (0,), kept=(0,) * shape.decode)
 
 
@@ -89,7 +89,7 @@ def is_final(request: SpecRequest) -> bool:
     return request.client in OVER and not request.attempts and not request.streams
 
 
-def use_of(request: SpecRequest, shape: Shape) -> list[int]:
+def use_of(request: SpecRequest, shape: ClusterSize) -> list[int]:
     """Return the prompts that hold blocks by prefill worker, and by decode worker the answers with blocks and the
     attempts that routers charge.
     """
@@ -107,7 +107,7 @@ def _is_charged(attempt: SpecAttempt) -> bool:
     return attempt.followed and attempt.stream != NOBODY and not is_adoption
 
 
-def processes(shape: Shape) -> list[tuple[ProcessKind, int]]:
+def processes(shape: ClusterSize) -> list[tuple[ProcessKind, int]]:
     counts = (
         (ProcessKind.ROUTER, shape.routers),
         (ProcessKind.PREFILL, shape.prefill),
@@ -119,7 +119,7 @@ def processes(shape: Shape) -> list[tuple[ProcessKind, int]]:
 class RequestGraph:
     """Graph of one request: its states by number, and the numbers of the states after each step."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ClusterSize) -> None:
         """Explore every state that the shape's faults allow. Raises: Violated."""
         self.shape = shape
         self.states: list[SpecRequest] = []
@@ -221,6 +221,6 @@ def renamed(
     )
 
 
-def renamings(shape: Shape) -> list[tuple[dict[int, int], dict[int, int], dict[int, int]]]:
+def renamings(shape: ClusterSize) -> list[tuple[dict[int, int], dict[int, int], dict[int, int]]]:
     orders = (itertools.permutations(range(count)) for count in (shape.routers, shape.prefill, shape.decode))
     return [(dict(enumerate(a)), dict(enumerate(b)), dict(enumerate(c))) for a, b, c in itertools.product(*orders)]

@@ -32,7 +32,7 @@ CHOICE = 0  # the explored requests have one choice
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ClusterSize:
     """Size of the explored cluster. Each worker has blocks for `rooms` prompts or answers."""
 
     routers: int = 2
@@ -49,7 +49,7 @@ class Shape:
 class MoveKind(IntEnum):
     STEP = auto()  # happens in the end if nothing else does
     LEAVE = auto()  # the client gives up
-    MISHAP = auto()  # counted against `Shape.mishaps`
+    MISHAP = auto()  # counted against `ClusterSize.mishaps`
 
 
 class Move(NamedTuple):
@@ -64,7 +64,7 @@ class Move(NamedTuple):
 Step = tuple[str, MoveKind, "spec.Change"]
 
 
-def moves(request: SpecRequest, shape: Shape) -> Iterator[Move]:
+def moves(request: SpecRequest, shape: ClusterSize) -> Iterator[Move]:
     """Yield every step that a participant may make."""
     for name, kind, change in _steps(request, shape):
         try:
@@ -73,7 +73,7 @@ def moves(request: SpecRequest, shape: Shape) -> Iterator[Move]:
             yield Move(name, kind, None, str(refusal))
 
 
-def _steps(request: SpecRequest, shape: Shape) -> Iterator[Step]:
+def _steps(request: SpecRequest, shape: ClusterSize) -> Iterator[Step]:
     yield from _of_client(request, shape)
     for stream, each in enumerate(request.streams):
         if each.router != NOBODY:
@@ -86,7 +86,7 @@ def _steps(request: SpecRequest, shape: Shape) -> Iterator[Step]:
         yield from _of_ends(index, attempt)
 
 
-def _of_client(request: SpecRequest, shape: Shape) -> Iterator[Step]:
+def _of_client(request: SpecRequest, shape: ClusterSize) -> Iterator[Step]:
     if request.client in OVER:
         return
     yield "client leaves", MoveKind.LEAVE, lambda now: _over(now, ClientPhase.LEFT)
@@ -103,7 +103,7 @@ def _of_client(request: SpecRequest, shape: Shape) -> Iterator[Step]:
         yield "client has its answer", MoveKind.STEP, lambda now: _over(now, ClientPhase.ANSWERED)
 
 
-def _of_router(request: SpecRequest, stream: int, shape: Shape) -> Iterator[Step]:
+def _of_router(request: SpecRequest, stream: int, shape: ClusterSize) -> Iterator[Step]:
     if request.reads != stream:
         yield f"router closes stream {stream}", MoveKind.STEP, lambda now: _close_stream(now, stream)
         return
@@ -116,7 +116,7 @@ def _of_router(request: SpecRequest, stream: int, shape: Shape) -> Iterator[Step
     yield from _attempts(request, stream, released, shape)
 
 
-def _attempts(request: SpecRequest, stream: int, released: int, shape: Shape) -> Iterator[Step]:
+def _attempts(request: SpecRequest, stream: int, released: int, shape: ClusterSize) -> Iterator[Step]:
     for prefill in range(shape.prefill):
         for decode in range(shape.decode):
 
@@ -192,7 +192,7 @@ def forsaken(request: SpecRequest) -> SpecRequest:
     return request
 
 
-def has_cause(request: SpecRequest, attempt: SpecAttempt, shape: Shape) -> bool:
+def has_cause(request: SpecRequest, attempt: SpecAttempt, shape: ClusterSize) -> bool:
     """Return whether a router that serves its client closes this attempt: it is complete, or it has failed.
 
     A lost prefill worker matters until the first token has arrived.
@@ -205,7 +205,7 @@ def has_cause(request: SpecRequest, attempt: SpecAttempt, shape: Shape) -> bool:
     return attempt.source is SourcePhase.DEAD and (attempt.answer not in BEYOND_PREFILL or released == attempt.based)
 
 
-def _progress(request: SpecRequest, index: int, attempt: SpecAttempt, shape: Shape) -> Iterator[Step]:
+def _progress(request: SpecRequest, index: int, attempt: SpecAttempt, shape: ClusterSize) -> Iterator[Step]:
     """Yield the steps by which workers continue an attempt; those of an orphan precede its adoption."""
     if attempt.source is not SourcePhase.NONE:
         yield from _of_prefill(index, attempt, shape)
@@ -231,7 +231,7 @@ def _of_ends(index: int, attempt: SpecAttempt) -> Iterator[Step]:
         yield f"the lease of {index} expires", kind, lambda now: _freed(spec.expire(now, index), index)
 
 
-def _of_prefill(index: int, attempt: SpecAttempt, shape: Shape) -> Iterator[Step]:
+def _of_prefill(index: int, attempt: SpecAttempt, shape: ClusterSize) -> Iterator[Step]:
     source = attempt.source
     if source is SourcePhase.SENT:
         yield f"prefill announces {index}", MoveKind.STEP, lambda now: spec.announce(now, index)
@@ -242,7 +242,7 @@ def _of_prefill(index: int, attempt: SpecAttempt, shape: Shape) -> Iterator[Step
         yield f"prefill drops {index}", MoveKind.STEP, lambda now: spec.drop(now, index)
 
 
-def _computed(request: SpecRequest, index: int, shape: Shape) -> SpecRequest:
+def _computed(request: SpecRequest, index: int, shape: ClusterSize) -> SpecRequest:
     """Offer the next block; with the last one, the first token is sampled."""
     request = spec.offer(request, index)
     return spec.complete(request, index) if request.attempts[index].offered == shape.blocks else request
@@ -257,7 +257,7 @@ def _freed(request: SpecRequest, index: int) -> SpecRequest:
     return spec.free(request, index)
 
 
-def _of_decode(request: SpecRequest, index: int, attempt: SpecAttempt, shape: Shape) -> Iterator[Step]:
+def _of_decode(request: SpecRequest, index: int, attempt: SpecAttempt, shape: ClusterSize) -> Iterator[Step]:
     answer = attempt.answer
     if answer is AnswerPhase.SENT:
         for cached in {0, request.kept[attempt.decode]}:
@@ -298,7 +298,7 @@ def _reserved(request: SpecRequest, index: int, cached: int) -> SpecRequest:
     return request
 
 
-def _of_pull(index: int, attempt: SpecAttempt, shape: Shape) -> Iterator[Step]:
+def _of_pull(index: int, attempt: SpecAttempt, shape: ClusterSize) -> Iterator[Step]:
     if attempt.copy is CopyPhase.NONE and attempt.landed < attempt.offered and attempt.reader is not ReaderPhase.NEVER:
         yield f"decode copies for {index}", MoveKind.STEP, lambda now: spec.copy(now, index, attempt.landed + 1)
     if attempt.confirmed < attempt.landed < shape.blocks and attempt.source in PINNED:
@@ -310,7 +310,7 @@ def _of_pull(index: int, attempt: SpecAttempt, shape: Shape) -> Iterator[Step]:
         yield f"decode fails {index}", MoveKind.STEP, lambda now: _aborted(now, index)
 
 
-def may_confirm(attempt: SpecAttempt, shape: Shape) -> bool:
+def may_confirm(attempt: SpecAttempt, shape: ClusterSize) -> bool:
     """Return whether decode closes the transfer: the last watermark has arrived, and all blocks have landed."""
     known = attempt.source in PINNED | {SourcePhase.ENDED} and attempt.first
     return known and attempt.landed == shape.blocks and attempt.copy is CopyPhase.NONE
@@ -322,16 +322,16 @@ def _confirmed(request: SpecRequest, index: int, valid: bool) -> SpecRequest:
     return request if valid else _aborted(request, index)
 
 
-def _started(request: SpecRequest, index: int, shape: Shape) -> SpecRequest:
+def _started(request: SpecRequest, index: int, shape: ClusterSize) -> SpecRequest:
     return _completed(spec.activate(request, index), index, shape)
 
 
-def _generated(request: SpecRequest, index: int, shape: Shape) -> SpecRequest:
+def _generated(request: SpecRequest, index: int, shape: ClusterSize) -> SpecRequest:
     end = request.attempts[index].made_of(CHOICE) + 1
     return _completed(spec.make(request, index, CHOICE, end), index, shape)
 
 
-def _completed(request: SpecRequest, index: int, shape: Shape) -> SpecRequest:
+def _completed(request: SpecRequest, index: int, shape: ClusterSize) -> SpecRequest:
     if request.attempts[index].made_of(CHOICE) < shape.tokens:
         return request
     return spec.vacate(spec.retain(request, index), index)

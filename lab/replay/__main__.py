@@ -5,15 +5,15 @@ import os
 import sys
 from pathlib import Path
 
-from baton.lab.replay.predict import WhatIf, predict, simulation_of
+from baton.lab.replay.predict import WhatIf, predict, scenario_of
 from baton.lab.replay.record import read_record
 from baton.router.types.plain import from_plain, to_plain
 
 
 def main() -> None:
     plain = json.loads(sys.stdin.readline())
-    simulation = simulation_of(read_record(Path(plain["bundle"])), from_plain(WhatIf, plain["what_if"]))
-    sys.stdout.write(json.dumps([] if simulation is None else to_plain(predict(simulation))) + "\n")
+    scenario = scenario_of(read_record(Path(plain["bundle"])), from_plain(WhatIf, plain["what_if"]))
+    sys.stdout.write(json.dumps([] if scenario is None else to_plain(predict(scenario))) + "\n")
     sys.stdout.flush()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from baton import child_environment
 from baton.lab.replay.decisions import check_placements
-from baton.lab.replay.predict import PredictedRequest, WhatIf, simulation_of
+from baton.lab.replay.predict import PredictedRequest, WhatIf, scenario_of
 from baton.lab.replay.record import read_record
 from baton.lab.replay.report import ReplayResult, as_json, as_text
 from baton.lab.replay.steps import check_steps
@@ -21,12 +21,12 @@ SIMULATION_S = 3600.0  # maximum time of one simulation
 def run_replay(bundle: Path, what_if: WhatIf, is_json: bool) -> int:
     """Replay a bundle; return 1 if a placement or a step differs from the record. Raises: CommandFailed."""
     record = read_record(bundle)
-    simulation = simulation_of(record, what_if)
+    scenario = scenario_of(record, what_if)
     result = ReplayResult(
         record,
         check_placements(record),
         tuple(check_steps(worker, record.requests) for worker in record.workers),
-        {} if simulation is None else {role.value: fit for role, fit in simulation.fits.items()},
+        {} if scenario is None else {role.value: fit for role, fit in scenario.fits.items()},
         _predicted(bundle, WhatIf()),
         what_if,
         _predicted(bundle, what_if) if what_if.changes else (),

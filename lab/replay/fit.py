@@ -10,9 +10,6 @@ import numpy.typing as npt
 from baton.client.timelines import ProcessTimeline, TimelineStep
 from baton.engine.request import Plan
 
-FACTORS = ("fixed", "answers", "context tokens", "prompt tokens", "attended tokens")
-"""Inputs of the fit of a step's duration; the last is the sum, over its prompt tokens, of the tokens before each."""
-
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -24,6 +21,7 @@ class Work:
 
     @property
     def factors(self) -> tuple[float, ...]:
+        """Inputs of the fit; the last is the sum, over the prompt tokens, of the tokens before each."""
         tokens = sum(count for _, count in self.prompts)
         attended = sum(count * (start + count / 2) for start, count in self.prompts)
         return 1.0, self.answers, self.context_tokens, tokens, attended
@@ -38,7 +36,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """Linear fit of step durations. `weights_s`: seconds per unit of each of FACTORS, never negative."""
+    """Linear fit of step durations. `weights_s`: seconds per unit of each of `Work.factors`, never negative."""
 
     weights_s: tuple[float, ...]
     steps: int

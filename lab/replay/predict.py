@@ -59,7 +59,7 @@ class PredictedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Simulation:
+class ReplayScenario:
     """Requests, workers and settings that a replay simulates."""
 
     shape: ClusterShape
@@ -74,8 +74,8 @@ class Simulation:
         return self.fits.get(role) or next(iter(self.fits.values()))
 
 
-def simulation_of(record: IncidentRecord, what_if: WhatIf = WhatIf()) -> Simulation | None:
-    """Return the simulation of a record with changes; None without steps or placed requests. Raises: CommandFailed."""
+def scenario_of(record: IncidentRecord, what_if: WhatIf = WhatIf()) -> ReplayScenario | None:
+    """Return the scenario of a record with changes; None without steps or placed requests. Raises: CommandFailed."""
     ids = {each.request_id for each in record.requests}
     if unknown := [name for name in what_if.without if name not in ids]:
         raise CommandFailed(f"--without {unknown[0]}: the record has no such request")
@@ -87,25 +87,27 @@ def simulation_of(record: IncidentRecord, what_if: WhatIf = WhatIf()) -> Simulat
     )
     if not fits or not requests:
         return None
-    return Simulation(_shape(record, what_if), _overheads(record), _flags(record), fits, requests, _first_views(record))
+    return ReplayScenario(
+        _shape(record, what_if), _overheads(record), _flags(record), fits, requests, _first_views(record)
+    )
 
 
-def predict(simulation: Simulation) -> tuple[PredictedRequest, ...]:
+def predict(scenario: ReplayScenario) -> tuple[PredictedRequest, ...]:
     """Run the simulation in this process, which should then exit by `os._exit`, see lab/sizing/__main__.py."""
-    fit = simulation.costs_of(WorkerRole.PREFILL)
+    fit = scenario.costs_of(WorkerRole.PREFILL)
     rate = fit.seconds(_PROMPT) / len(_PROMPT.chunks[0].token_ids)
-    calls = list(calls_of(simulation.requests, rate))
+    calls = list(calls_of(scenario.requests, rate))
     with quiet():
         cluster = SimulatedCluster(
-            simulation.shape,
-            simulation.costs_of,
-            simulation.overheads,
+            scenario.shape,
+            scenario.costs_of,
+            scenario.overheads,
             SEED,
-            simulation.flags,
-            lambda router: _teach_rates(router, simulation.views),
+            scenario.flags,
+            lambda router: _teach_rates(router, scenario.views),
         )
         cluster.run(calls)
-    names = {each.request_id for each in simulation.requests}
+    names = {each.request_id for each in scenario.requests}
     return tuple(_predicted(each) for each in cluster.reports if each.request_id in names)
 
 

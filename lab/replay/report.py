@@ -19,7 +19,7 @@ from baton.router.types.plain import to_plain
 SHOWN_REQUESTS = 20  # maximum rows of a table: the requests with the largest error or change
 
 
-class PredictionError(NamedTuple):
+class TtftError(NamedTuple):
     """Errors of predicted TTFTs, relative to the measured ones."""
 
     median: float
@@ -69,9 +69,9 @@ class ReplayResult:
         ]
 
 
-def prediction_error(pairs: Sequence[TtftPair]) -> PredictionError:
+def prediction_error(pairs: Sequence[TtftPair]) -> TtftError:
     errors = [pair.error for pair in pairs]
-    return PredictionError(median(errors), percentile(errors, 90))
+    return TtftError(median(errors), percentile(errors, 90))
 
 
 def as_text(result: ReplayResult) -> str:

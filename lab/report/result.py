@@ -135,7 +135,7 @@ def table(rows: Sequence[Row], columns: Columns[Row]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown(Generic[Record]):
+class ResultForm(Generic[Record]):
     """Columns of a benchmark's table, and the form in which its result keeps the records."""
 
     columns: Columns[Record]
@@ -143,7 +143,7 @@ class Shown(Generic[Record]):
     measures: Sequence[str]
 
 
-def show(records: Sequence[Record], as_json: bool, shown: Shown[Record], note: str) -> None:
+def show(records: Sequence[Record], as_json: bool, shown: ResultForm[Record], note: str) -> None:
     """Print records as a JSON result of one round, or as a table with a note below it."""
     if as_json:
         print(json.dumps(make_result(shown.measures, [{shown.name(each): asdict(each) for each in records}], None)))

@@ -51,7 +51,7 @@ from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.model.form_checker import FormChecker
 from baton.router.model.form_process import Setup
-from baton.router.model.served_model import ModelSource, ServedModel, TokenizerWorker
+from baton.router.model.served_model import ServedModel, ServedModelSettings, TokenizerWorker
 from baton.router.types.worker import WorkerDescription
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 from baton.text.detokenizer import Detokenizer
@@ -91,7 +91,7 @@ def detokenizer() -> Detokenizer:
     return _reader().detokenizer()
 
 
-def served_model(description: WorkerDescription, source: ModelSource) -> ServedModel:
+def served_model(description: WorkerDescription, source: ServedModelSettings) -> ServedModel:
     """Create the served model without reading files; replaces `load_served_model`.
 
     Each model has its own tokenizer worker: a killed process would keep a shared one busy forever.
@@ -350,12 +350,7 @@ class SimulatedLink:
 class SimulatedLag:
     """Lag meter that always reports no lag: sampling virtual time would be expensive."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        own_queued_s: Callable[[], float],
-        others_share: Callable[[], float],
-    ) -> None:
+    def __init__(self, *sources: object) -> None:
         """Create a meter that measures nothing."""
 
     def start(self) -> None:

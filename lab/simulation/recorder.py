@@ -32,7 +32,7 @@ Wrapper = Callable[..., Any]
 @contextmanager
 def recording(check: TraceCheck) -> Iterator[None]:
     """Report the events of all simulated processes to `check` inside the block."""
-    recorder = Recorder(check)
+    recorder = SimulationRecorder(check)
     with ExitStack() as undo:
         for owner, name, wrapper in recorder.wrappers():
             undo.enter_context(patch.object(owner, name, _wrapped(getattr(owner, name), wrapper, check)))
@@ -53,7 +53,7 @@ def worker_request(number: int) -> Hashable:
     return current_process(), number
 
 
-class Recorder:
+class SimulationRecorder:
     """Wrappers by which the events of the code reach the trace check."""
 
     def __init__(self, check: TraceCheck) -> None:

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tqdm import tqdm
@@ -43,38 +43,30 @@ def run_size(options: SizeOptions) -> int:
     return 0 if found.taken is not None else 1
 
 
+@dataclass
 class _Sizing:
-    def __init__(
-        self,
-        options: SizeOptions,
-        shape: ClusterShape,
-        curves: Mapping[str, Any],
-        overheads: Overheads,
-        stretches: Sequence[Stretch],
-        simulations: Crew,
-    ) -> None:
-        self._options = options
-        self._shape = shape
-        self._curves = curves
-        self._overheads = overheads
-        self._stretches = stretches
-        self._simulations = simulations
+    options: SizeOptions
+    shape: ClusterShape
+    curves: Mapping[str, Any]
+    overheads: Overheads
+    stretches: Sequence[Stretch]
+    simulations: Crew
 
     def search(self, start: WorkerNumbers) -> SearchResult:
-        options = self._options
+        options = self.options
         prices = Prices(options.prefill_price, options.decode_price)
         return Search(self._evaluate, options.share, options.most_workers, prices).run(start)
 
     def _evaluate(self, workers: WorkerNumbers) -> SizingCandidate:
         """Simulate a candidate with every seed. Raises: TrialFailed."""
-        options = self._options
-        cluster = replace(self._shape, prefill=workers.prefill, decode=workers.decode)
+        options = self.options
+        cluster = replace(self.shape, prefill=workers.prefill, decode=workers.decode)
         targets = SizingTargets(options.ttft_slo_ms, options.tbt_slo_ms)
         trials = [
-            Trial(cluster, self._curves, self._overheads, calls, targets, seed)
-            for seed, calls in enumerate(self._stretches)
+            Trial(cluster, self.curves, self.overheads, calls, targets, seed)
+            for seed, calls in enumerate(self.stretches)
         ]
-        candidate = SizingCandidate(workers, tuple(self._simulations.run(trials)))
+        candidate = SizingCandidate(workers, tuple(self.simulations.run(trials)))
         tqdm.write(summary(candidate), file=sys.stderr)
         return candidate
 

@@ -53,7 +53,7 @@ class WakeUpLimiter:
 
     A link reads one message per event-loop iteration. If all streams wrote the tokens of one message before the next
     message is read, a router at full load would read too slowly, and messages would pile up in the workers. So at most
-    `AT_ONCE` streams continue per iteration; tokens that arrive meanwhile for a waiting stream go out together.
+    `AT_ONCE` streams continue per iteration; tokens that arrive for a waiting stream go out together.
     """
 
     def __init__(self, at_once: int = AT_ONCE) -> None:

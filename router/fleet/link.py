@@ -143,7 +143,7 @@ class _WorkerInvalid(Exception):
 
 
 class WorkerLink:
-    """Link between this router and one worker. Start `run` as a task and call `watch` meanwhile; `send` never waits."""
+    """Link between this router and one worker. Start `run` as a task, then call `watch`; `send` never waits."""
 
     def __init__(
         self,

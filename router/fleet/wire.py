@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
@@ -383,9 +383,7 @@ def versions_of(message: versions_pb2.Versions) -> Versions:
 
 
 def versions_message(versions: Versions) -> versions_pb2.Versions:
-    return versions_pb2.Versions(
-        release=versions.release, protocol=versions.protocol, oldest_protocol=versions.oldest_protocol
-    )
+    return versions_pb2.Versions(**asdict(versions))
 
 
 def _copied(kind: type[Plain], message: Message, **others: Any) -> Plain:

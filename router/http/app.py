@@ -1,6 +1,6 @@
 """ASGI application of the router's HTTP server, with all routes."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -190,16 +190,7 @@ def make_app(
         STATE_PATH: ([JSON], page.answer),
         **(_batch_gets(batches) if batches is not None else {}),
     }
-    document |= openapi_document(
-        {path: endpoint.message_type for path, endpoint in posts.items()}
-        | ({_FILES: FileForm, _BATCHES: CreateBatch} if batches is not None else {}),
-        {path.replace(":path", ""): media for path, (media, _) in gets.items()},
-        STREAMED,
-        OWN.release,
-        {_ITEMS.replace(":path", ""): LIST_PARAMETERS, _FILES: FILES_QUERY, _BATCHES: BATCHES_QUERY},
-        [_RESPONSE.replace(":path", ""), *([_FILE] if batches is not None else [])],
-        [_CANCEL] if batches is not None else [],
-    )
+    document |= _document(posts, gets, batches is not None)
     answers = {path: answer for path, (_, answer) in gets.items()} | file_answers()
     applications: dict[str, ASGIApp] = {
         _COMPACT: posts[_COMPACT],  # before the path of a response, which it would match
@@ -222,6 +213,19 @@ _TURNED_OFF = {
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "--http-adapters of the router turns it on"),
     **dict.fromkeys((_FILES, _BATCHES), "--batch-dir of the router turns it on"),
 }
+
+
+def _document(posts: Mapping[str, Endpoint[Any]], gets: Gets, has_batches: bool) -> dict[str, Any]:
+    return openapi_document(
+        {path: endpoint.message_type for path, endpoint in posts.items()}
+        | ({_FILES: FileForm, _BATCHES: CreateBatch} if has_batches else {}),
+        {path.replace(":path", ""): media for path, (media, _) in gets.items()},
+        STREAMED,
+        OWN.release,
+        {_ITEMS.replace(":path", ""): LIST_PARAMETERS, _FILES: FILES_QUERY, _BATCHES: BATCHES_QUERY},
+        [_RESPONSE.replace(":path", ""), *([_FILE] if has_batches else [])],
+        [_CANCEL] if has_batches else [],
+    )
 
 
 def _batch_gets(batches: BatchRoutes) -> Gets:

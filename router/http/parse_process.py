@@ -167,7 +167,6 @@ class Parser:
         """Create the parser. `helper`: process that runs this module."""
         self._helper = helper
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="unpack")
-        self.parsed_elsewhere = 0
 
     async def parse(self, message_type: type[Message], parts: Sequence[bytes]) -> Message:
         """Parse a body. Raises: Problem that names an invalid field, or has status 503 because the helper failed."""
@@ -176,7 +175,6 @@ class Parser:
             size = json_size(body)
             if is_small(size) or size.excess is not None:
                 return parse(message_type, body)
-        self.parsed_elsewhere += 1
         try:
             packed = await self._helper.ask([f"{message_type.__name__}\n".encode(), *parts])
         except HelperBusy:

@@ -586,7 +586,7 @@ class ChosenModel:
         return version_of(self.served.weights if self.adapter is None else self.adapter.digest)
 
 
-class ModelSource(NamedTuple):
+class ServedModelSettings(NamedTuple):
     """Settings of the served model. `folder`, `name`: used instead of those that the workers report, unless None.
 
     `known_prompt_bytes`: memory for the cache of prompt prefixes. `tool_format`: format of tool calls; empty: it is
@@ -599,7 +599,7 @@ class ModelSource(NamedTuple):
     tool_format: str
 
 
-def load_served_model(description: WorkerDescription, source: ModelSource) -> ServedModel:
+def load_served_model(description: WorkerDescription, source: ServedModelSettings) -> ServedModel:
     """Read the tokenizer and defaults of the model that a worker describes. Blocks. Raises: ModelFolderError."""
     model = description.model
     path = source.folder or Path(model.path)

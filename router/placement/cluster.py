@@ -704,7 +704,6 @@ class Cluster:
             adapters=description.adapters,
             ready_blocks=ready_blocks,
             elsewhere_slots=peers.slots,
-            elsewhere_blocks=peers.blocks,
             # Both counts are too low: reports lack prompts that were just sent, charges lack other routers' prompts.
             pending_prompt_tokens=max(report.pending_tokens, charges.prompt_tokens),
             recent_tokens=self._recent.of(endpoint),

@@ -56,7 +56,6 @@ class WorkerView:
     adapters: tuple[Adapter, ...] = ()
     ready_blocks: int = 0  # number of hit_blocks that are cached now, and that another worker could fetch
     elsewhere_slots: int = 0
-    elsewhere_blocks: int = 0
     pending_prompt_tokens: int = 0  # prompt tokens that a decode worker must still compute
     recent_tokens: float = 0.0  # decaying sum of the uncached prompt tokens assigned to the worker
     rates: WorkerRates = UNMEASURED

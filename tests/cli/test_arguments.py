@@ -22,7 +22,7 @@ from baton.launch.devices import DeviceChoice
 from baton.versions import OLDEST_PROTOCOL, PROTOCOL, RELEASE
 
 
-class Recorder:
+class CallLog:
     """Stands for a command's function: remembers its arguments and ends with exit code 0."""
 
     def __init__(self) -> None:
@@ -38,20 +38,20 @@ def run(*arguments: str, stdin: str = "") -> Result:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    recorder = Recorder()
+def asked(monkeypatch: pytest.MonkeyPatch) -> CallLog:
+    recorder = CallLog()
     for name in ("generate", "chat_once"):
         monkeypatch.setattr(baton.cli.ask, name, recorder)
     monkeypatch.setattr(baton.cli.ask, "chat_loop", recorder)
     return recorder
 
 
-def test_generate_without_flags_passes_no_options(asked: Recorder) -> None:
+def test_generate_without_flags_passes_no_options(asked: CallLog) -> None:
     assert run("generate", "Once").exit_code == 0
     assert asked.calls == [("127.0.0.1:50051", "Once", None, {}, False, False)]
 
 
-def test_generate_passes_on_every_sampling_flag(asked: Recorder) -> None:
+def test_generate_passes_on_every_sampling_flag(asked: CallLog) -> None:
     options: dict[str, Any] = {
         "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "typical_p": 0.8, "seed": 7,
         "n": 2, "model": "tiny", "repetition_penalty": 1.2, "presence_penalty": -1.0, "frequency_penalty": 0.5,
@@ -87,14 +87,14 @@ def test_generate_passes_on_every_sampling_flag(asked: Recorder) -> None:
         ("--choice yes --choice no", {"choice": ["yes", "no"]}),
     ],
 )
-def test_generate_structured_output_flag_is_passed_on(asked: Recorder, flags: str, option: dict[str, object]) -> None:
+def test_generate_structured_output_flag_is_passed_on(asked: CallLog, flags: str, option: dict[str, object]) -> None:
     assert run("generate", "Once", *flags.split()).exit_code == 0
     assert asked.calls[0][3] == option
 
 
 @pytest.mark.parametrize(("flag", "option"), [("--json-schema", "json_schema"), ("--grammar", "grammar")])
 def test_generate_schema_and_grammar_are_read_from_files(
-    asked: Recorder, tmp_path: Path, flag: str, option: str
+    asked: CallLog, tmp_path: Path, flag: str, option: str
 ) -> None:
     path = tmp_path / "form"
     path.write_text('{"type": "null"}')
@@ -102,17 +102,17 @@ def test_generate_schema_and_grammar_are_read_from_files(
     assert asked.calls[0][3] == {option: '{"type": "null"}'}
 
 
-def test_generate_temperature_zero_is_passed_on(asked: Recorder) -> None:
+def test_generate_temperature_zero_is_passed_on(asked: CallLog) -> None:
     run("generate", "Once", "--temperature", "0")
     assert asked.calls[0][3] == {"temperature": 0.0}
 
 
-def test_generate_token_ids_replace_the_text(asked: Recorder) -> None:
+def test_generate_token_ids_replace_the_text(asked: CallLog) -> None:
     assert run("generate", "--token-ids", "5,17").exit_code == 0
     assert asked.calls[0][1] == (5, 17)
 
 
-def test_generate_dash_reads_standard_input(asked: Recorder) -> None:
+def test_generate_dash_reads_standard_input(asked: CallLog) -> None:
     assert run("generate", "-", stdin="two\nlines").exit_code == 0
     assert asked.calls[0][1] == "two\nlines"
 
@@ -138,7 +138,7 @@ def test_generate_dash_reads_standard_input(asked: Recorder) -> None:
         (["status", "--target", "somewhere"], "not host:port"),
     ],
 )
-def test_command_with_contradicting_flags_names_them(asked: Recorder, arguments: Sequence[str], complaint: str) -> None:
+def test_command_with_contradicting_flags_names_them(asked: CallLog, arguments: Sequence[str], complaint: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     # Boxes and line breaks of the message depend on the terminal.
@@ -147,7 +147,7 @@ def test_command_with_contradicting_flags_names_them(asked: Recorder, arguments:
 
 
 def test_chat_without_a_message_is_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
-    once, loop = Recorder(), Recorder()
+    once, loop = CallLog(), CallLog()
     monkeypatch.setattr(baton.cli.ask, "chat_once", once)
     monkeypatch.setattr(baton.cli.ask, "chat_loop", loop)
     run("chat", "--system", "Be brief")
@@ -169,14 +169,14 @@ def test_chat_without_a_message_is_a_conversation(monkeypatch: pytest.MonkeyPatc
 def test_status_finds_the_admin_port_after_the_public_one(
     monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], admin: str
 ) -> None:
-    recorder = Recorder()
+    recorder = CallLog()
     monkeypatch.setattr(baton.cli.status, "show_status", recorder)
     assert run("status", *arguments).exit_code == 0
     assert recorder.calls == [(admin, False)]
 
 
 def test_status_watch_flag_watches_the_admin_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder()
+    recorder = CallLog()
     monkeypatch.setattr(baton.cli.status, "watch_status", recorder)
     assert run("status", "--watch", "--json").exit_code == 0
     assert recorder.calls == [("127.0.0.1:50052", True)]
@@ -197,7 +197,7 @@ COMMANDS_WITH_TARGET = {
 @pytest.mark.parametrize("command", COMMANDS_WITH_TARGET)
 def test_target_variable_is_default_of_the_flag(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments, module, function, expected = COMMANDS_WITH_TARGET[command]
-    recorder = Recorder()
+    recorder = CallLog()
     monkeypatch.setattr(module, function, recorder)
     monkeypatch.setenv("BATON_TARGET", "host:7000")
     assert run(command, *arguments).exit_code == 0
@@ -227,7 +227,7 @@ def test_version_names_release_and_protocol_as_text_and_as_json() -> None:
 def test_up_without_flags_leaves_worker_counts_to_the_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    recorder = Recorder()
+    recorder = CallLog()
     monkeypatch.setattr(baton.cli.up, "run_up", recorder)
     assert run("up").exit_code == 0
     ((options,),) = recorder.calls
@@ -237,14 +237,14 @@ def test_up_without_flags_leaves_worker_counts_to_the_machine(
 
 @pytest.mark.parametrize("flags", [["--colocated"], ["--prefill", "0"], ["--colocated", "--prefill", "0"]])
 def test_up_colocated_has_no_prefill_workers(monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
-    recorder = Recorder()
+    recorder = CallLog()
     monkeypatch.setattr(baton.cli.up, "run_up", recorder)
     assert run("up", *flags).exit_code == 0
     assert recorder.calls[0][0].prefill_workers == 0
 
 
 def test_test_passes_its_arguments_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder()
+    recorder = CallLog()
     monkeypatch.setattr(baton.lab.checks, "run_checks", recorder)
     run("test", "-q", "-k", "backoff", "tests/cli")
     assert recorder.calls == [(["-q", "-k", "backoff", "tests/cli"], False)]

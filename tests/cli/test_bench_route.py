@@ -23,9 +23,9 @@ from baton.lab.benchmarks.placement.simulation import (
     BlockCache,
     Changes,
     PlacementRun,
+    PlacementSimulation,
     SimulatedPrompt,
     SimulatedWorkers,
-    Simulation,
     Speeds,
     WorkerChoice,
     pooled_hit_rate,
@@ -62,7 +62,7 @@ class ToWorker:
 
 
 def simulated(arrivals: list[TraceArrival], *workers: int, blocks: int = 100) -> PlacementRun:
-    return Simulation(SimulatedWorkers.of(2, blocks, SPEEDS), ToWorker(*workers)).run(arrivals)
+    return PlacementSimulation(SimulatedWorkers.of(2, blocks, SPEEDS), ToWorker(*workers)).run(arrivals)
 
 
 def conversations(path: Path) -> Path:
@@ -140,7 +140,8 @@ def test_sglang_goes_by_its_tree_until_loads_are_apart() -> None:
 def test_every_policy_places_every_prompt_the_same_way_each_time(policy: str, tmp_path: Path) -> None:
     trace = read_trace(conversations(tmp_path / "trace.jsonl"))
     runs = [
-        Simulation(SimulatedWorkers.of(4, 60, Speeds(5000.0)), make_chooser(policy, 4)).run(trace) for _ in range(2)
+        PlacementSimulation(SimulatedWorkers.of(4, 60, Speeds(5000.0)), make_chooser(policy, 4)).run(trace)
+        for _ in range(2)
     ]
     placed = [[(prompt.prefill, prompt.decode, prompt.hit_blocks) for prompt in run.prompts] for run in runs]
     assert placed[0] == placed[1]
@@ -205,7 +206,7 @@ FILES = replace(SLOW_FILES, load_gb_per_s=1.0)
 
 
 def with_files(arrivals: list[TraceArrival], *workers: int, files: FileOptions, blocks: int = 100) -> PlacementRun:
-    return Simulation(SimulatedWorkers.of(4, blocks, SPEEDS, files), ToWorker(*workers)).run(arrivals)
+    return PlacementSimulation(SimulatedWorkers.of(4, blocks, SPEEDS, files), ToWorker(*workers)).run(arrivals)
 
 
 def test_what_left_the_cache_or_was_computed_by_a_neighbour_is_loaded_and_the_rest_computed() -> None:

@@ -4,8 +4,8 @@ import pytest
 
 from baton.lab.benchmarks.isolation.figures import (
     EngineTime,
-    Figures,
-    Objectives,
+    LoadObjectives,
+    PhaseFigures,
     Report,
     Step,
     TimeSpread,
@@ -21,13 +21,15 @@ from baton.lab.benchmarks.isolation.load import LoadPhase, PhaseLoad, PhaseLog, 
 from baton.lab.commands.bench_options import Variant
 from baton.launch import CommandFailed
 
-OBJECTIVES = Objectives(ttft_ms=500.0, tbt_ms=15.0)
+OBJECTIVES = LoadObjectives(ttft_ms=500.0, tbt_ms=15.0)
 LOAD = PhaseLoad(1.0, 4, 64, 4096, 1024, 1.0, 3)
 
 
-def figures(p99: float, tokens_per_s: float = 100.0, step_p99: float | None = None) -> Figures:
+def figures(p99: float, tokens_per_s: float = 100.0, step_p99: float | None = None) -> PhaseFigures:
     step = None if step_p99 is None else TimeSpread(1.0, step_p99, step_p99, step_p99)
-    return Figures(TimeSpread(1.0, p99, p99, p99), step, None, None, tokens_per_s, tokens_per_s, 0.0, 0.0, None, None)
+    return PhaseFigures(
+        TimeSpread(1.0, p99, p99, p99), step, None, None, tokens_per_s, tokens_per_s, 0.0, 0.0, None, None
+    )
 
 
 def test_only_gaps_that_end_while_it_counts_are_counted() -> None:

@@ -156,7 +156,7 @@ def test_find_adapters_needs_unique_names_of_peft_folders(tmp_path: Path) -> Non
 def test_find_model_without_name_is_the_demo(tmp_path: Path) -> None:
     write_tiny_checkpoint(tmp_path / "models" / "tableqa")
     source = find_model(None, tmp_path, tmp_path / "scratch")
-    assert (source.name, source.is_demo, source.is_random) == ("tableqa", True, False)
+    assert (source.name, source.is_random) == ("tableqa", False)
 
 
 def test_find_model_without_demo_is_random(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from baton.cli.why.waterfall import bars, waterfall_lines
 from baton.client import ClusterStatus, RecentRequest, RequestDrafts, RequestTotals
 from tests.fixtures.snapshots import NO_STAGES, RUNNING, SLOW, SNAPSHOT, STAGES, STALL, STALLED, STATUS, request, worker
 
-FRAME = WatchFrame(SNAPSHOT, "", is_current=True)
 CHOSEN = View(chosen=key_of(STALLED))
 
 AT_80 = """\

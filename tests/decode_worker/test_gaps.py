@@ -10,7 +10,7 @@ from baton.decode_worker.gaps import KEPT_NAMES, Gap, Moment, RequestNames, Step
 from baton.engine.runner.step_records import (
     ChoiceKey,
     DraftPart,
-    PromptPart,
+    PromptChunk,
     StepHistory,
     StepRecord,
     StepTimeBreakdown,
@@ -68,7 +68,7 @@ def test_a_worker_that_has_made_no_steps_yet_explains_nothing() -> None:
 
 
 def test_a_prompt_in_the_step_is_blamed() -> None:
-    gap = World().gap_after((StepTimeBreakdown(0.110), {"prompts": (PromptPart(3, 500),)}))
+    gap = World().gap_after((StepTimeBreakdown(0.110), {"prompts": (PromptChunk(3, 500),)}))
     assert first_cause(gap) == (StallCause.PROMPTS, "r3", 100)
     assert gap is not None and gap.usual_ms == pytest.approx(10.0)
 
@@ -84,7 +84,7 @@ def test_the_drafts_of_a_step_are_blamed_for_as_much_as_they_are_known_to_cost()
 
 
 def test_a_prompt_beside_drafts_is_blamed_for_the_rest() -> None:
-    gap = World().gap_after((StepTimeBreakdown(0.110), {**DRAFTS, "prompts": (PromptPart(3, 500),)}))
+    gap = World().gap_after((StepTimeBreakdown(0.110), {**DRAFTS, "prompts": (PromptChunk(3, 500),)}))
     assert gap is not None
     assert [(part.cause, round(part.ms)) for part in gap.causes] == [(StallCause.PROMPTS, 70), (StallCause.DRAFTS, 30)]
 
@@ -99,7 +99,7 @@ def test_where_every_step_has_drafts_a_usual_one_is_what_it_would_be_without() -
 
 
 def test_two_prompts_are_blamed_by_their_tokens() -> None:
-    gap = World().gap_after((StepTimeBreakdown(0.110), {"prompts": (PromptPart(2, 100), PromptPart(3, 300))}))
+    gap = World().gap_after((StepTimeBreakdown(0.110), {"prompts": (PromptChunk(2, 100), PromptChunk(3, 300))}))
     assert gap is not None
     assert [(part.request_id, round(part.ms)) for part in gap.causes] == [("r3", 75), ("r2", 25)]
 
@@ -133,7 +133,7 @@ def test_steps_without_this_answer_are_its_late_mask() -> None:
 
 def test_a_preempted_answer_blames_the_largest_other_also_once_that_has_ended() -> None:
     without = (StepTimeBreakdown(USUAL_S), {"preempted": (OWN,), "answers": (2, 3), "contexts": (60, 900)})
-    recomputes = (StepTimeBreakdown(0.050), {"prompts": (PromptPart(1, 80),), "answers": (), "contexts": ()})
+    recomputes = (StepTimeBreakdown(0.050), {"prompts": (PromptChunk(1, 80),), "answers": (), "contexts": ()})
     gap = World().gap_after(without, without, recomputes)
     assert first_cause(gap) == (StallCause.PREEMPTION, "r3", 60)
 
@@ -188,7 +188,7 @@ STEP = st.tuples(
     st.fixed_dictionaries(
         {},
         optional={
-            "prompts": st.just((PromptPart(2, 10), PromptPart(3, 1))),
+            "prompts": st.just((PromptChunk(2, 10), PromptChunk(3, 1))),
             "preempted": st.just((OWN,)),
             "late": st.sampled_from([(OWN,), (ChoiceKey(2, 0),)]),
             "moved_blocks": st.integers(1, 3),

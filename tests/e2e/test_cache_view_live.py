@@ -11,11 +11,11 @@ from baton.process.registry.redis_server import start_redis_server
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.cache_predictions import figures, read_spans
-from tests.fixtures.conversations import Shape, converse
+from tests.fixtures.conversations import ConversationLoad, converse
 
 EXACT_AGAIN_S = 30.0
 BACK_S = 60.0
-SHAPE = Shape(conversations=40, at_once=6, systems=3, pause_s=0.05)
+SHAPE = ConversationLoad(conversations=40, at_once=6, systems=3, pause_s=0.05)
 LEAST_EQUAL_SHARE = 0.95  # for this few requests; for many it is 0.99
 
 
@@ -78,7 +78,7 @@ async def test_a_killed_worker_is_known_exactly_when_it_is_back(small: Stack, na
 
 
 async def test_a_router_that_was_killed_learns_all_that_is_cached(small: Stack) -> None:
-    await converse(small.target, Shape(8, 8, turns=(1, 2)), seed=4, on_ended=lambda ended: None)
+    await converse(small.target, ConversationLoad(8, 8, turns=(1, 2)), seed=4, on_ended=lambda ended: None)
     await asyncio.to_thread(small.wait_idle)  # a worker that still holds pages may yet publish them
     await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view")
     before = blocks(small)
@@ -98,7 +98,7 @@ async def test_the_loss_and_return_of_redis_change_nothing(small: Stack) -> None
     small.redis.process.kill()
     small.redis.process.wait()
     await asyncio.to_thread(small.wait_for, lambda: not small.status().registry_connected, BACK_S, "loss of Redis seen")
-    await converse(small.target, Shape(4, 4, turns=(1, 2)), seed=5, on_ended=lambda ended: None)
+    await converse(small.target, ConversationLoad(4, 4, turns=(1, 2)), seed=5, on_ended=lambda ended: None)
     await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view without Redis")
     small.redis = start_redis_server(port)
     await asyncio.to_thread(small.wait_for, lambda: small.status().registry_connected, BACK_S, "return of Redis seen")

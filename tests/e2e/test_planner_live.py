@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.lab.benchmarks.serve.load import Job, ServiceLoad, random_arrivals_s, random_tokens
+from baton.lab.benchmarks.serve.load import Job, ServiceLoad, random_tokens
 from baton.lab.benchmarks.serve.targets import BatonTarget
 from baton.lab.harness.processes import HarnessWorker, RunningCluster, router_and_workers
 from baton.launch.tiny_checkpoint import VOCABULARY, write_tiny_checkpoint
@@ -31,6 +31,12 @@ def workers(model: Path) -> Iterator[HarnessWorker]:
         role = ("--role", name.partition("-")[0])
         flags = (*role, *pace, "--model", model, "--kv-memory", "64MiB")
         yield HarnessWorker(name, "tests.fixtures.paced_worker", flags)
+
+
+def random_arrivals_s(chance: random.Random, rate: float, begin_s: float, end_s: float) -> Iterator[float]:
+    """Yield the arrivals of a Poisson process between two times."""
+    while (begin_s := begin_s + chance.expovariate(rate)) < end_s:
+        yield begin_s
 
 
 def jobs(counts: list[int]) -> Iterator[Job]:

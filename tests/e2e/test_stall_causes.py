@@ -144,22 +144,16 @@ async def test_a_long_prompt_beside_an_answer_is_blamed(stalling: Stack, baton: 
     raise AssertionError(stalls)
 
 
-async def test_a_stopped_worker_is_named(stalling: Stack, baton: AsyncBatonClient) -> None:
+@pytest.mark.parametrize(("process", "cause"), [("decode-0", "stopped"), ("router", "router_event_loop")])
+async def test_stall_of_a_stopped_process_is_blamed(
+    stalling: Stack, baton: AsyncBatonClient, process: str, cause: str
+) -> None:
     answer = Answer(baton)
     await answer.begun.wait()
-    with stopped(stalling.processes["decode-0"].pid):
+    with stopped(stalling.processes[process].pid):
         await asyncio.sleep(HELD_UP_S)
     await answer.whole()
-    assert_blamed(await stalls_of(stalling, answer.name), "stopped")
-
-
-async def test_a_stopped_router_is_its_event_loop(stalling: Stack, baton: AsyncBatonClient) -> None:
-    answer = Answer(baton)
-    await answer.begun.wait()
-    with stopped(stalling.processes["router"].pid):
-        await asyncio.sleep(HELD_UP_S)
-    await answer.whole()
-    assert_blamed(await stalls_of(stalling, answer.name), "router_event_loop")
+    assert_blamed(await stalls_of(stalling, answer.name), cause)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from baton.engine.kv_cache.layout import kv_layout
 from baton.engine.load import load_model
 from baton.engine.lora.adapters import AdapterSet
-from baton.engine.lora.files import Adapter, LowRank
+from baton.engine.lora.files import LoraWeights, LowRank
 from baton.engine.models.batch import Model
 from baton.engine.request import Chunk, Plan, Sample
 from baton.engine.runner.cuda_graphs import GraphSizes, RecordedSteps, why_not_recorded
@@ -31,7 +31,7 @@ DRAWN = (Sample(0, SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)),)
 SEVERAL = tuple(Sample(choice, SamplingParams(max_tokens=1)) for choice in range(2))
 
 
-class Recorder:
+class CallRecorder:
     """Runs what is recorded twice, as a GPU's does: before, and while it records."""
 
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
@@ -59,7 +59,7 @@ class Loaded:
                 self.runner.launch(plan)
 
     def record(self) -> None:
-        RecordedSteps(self.model, self.kv, Recorder(), RECORDED, self.layout.groups.count)
+        RecordedSteps(self.model, self.kv, CallRecorder(), RECORDED, self.layout.groups.count)
 
     def step(self) -> None:
         """Of many answers, then one that follows them beside prompts over several blocks."""
@@ -106,7 +106,7 @@ def test_rows_with_adapters_wait_for_nothing_either(family: str, tmp_path: Path)
                 name: LowRank(torch.zeros(rank, stacked.shape[1]), torch.zeros(stacked.shape[0], rank), 2.0)
                 for name, stacked in adapters._modules.items()
             }
-            adapters.add("adapter", Adapter(factors))
+            adapters.add("adapter", LoraWeights(factors))
         rows = loaded.chunk(0, 1, 5, adapter=1), loaded.chunk(1, 1, 5), loaded.chunk(2, 40, 0, adapter=2)
         with gpu.never_waits():
             loaded.runner.launch(Plan(rows))

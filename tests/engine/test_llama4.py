@@ -12,7 +12,7 @@ from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.layout import kv_layout
 from baton.engine.lora.adapters import AdapterSet
-from baton.engine.lora.files import Adapter, LowRank
+from baton.engine.lora.files import LoraWeights, LowRank
 from baton.engine.models.batch import make_batch
 from baton.engine.models.positions import chunk_rows
 from baton.engine.request import Chunk
@@ -79,7 +79,7 @@ def test_adapter_of_reordered_projections_changes_what_it_does_in_transformers(f
         weight.data += 0.1 * up @ down
     adapters = AdapterSet()
     paged = PagedModel(folder, BLOCK, adapters=adapters)
-    number = adapters.add("one", Adapter(factors))
+    number = adapters.add("one", LoraWeights(factors))
     [logits] = paged.logits([Chunk(0, prompt, 0, paged.blocks(60), adapter=number)])
     with torch.inference_mode():
         torch.testing.assert_close(logits, model(torch.tensor([prompt])).logits[0], atol=1e-4, rtol=0)

@@ -14,7 +14,7 @@ from baton.engine.runner.step_records import (
     DoneStep,
     DraftPart,
     HandOver,
-    PromptPart,
+    PromptChunk,
     StepHistory,
     StepRecord,
     StepRecorder,
@@ -61,7 +61,7 @@ def test_the_make_up_of_a_step() -> None:
     step = DoneStep(Plan(chunks, (BlockCopy(0, 1),)), (Computed(), Computed(), Computed(late=True)))
     record = recorded(NOTHING, step)
     assert (record.answers, record.contexts) == ((1, 3), (31, 10))
-    assert record.prompts == (PromptPart(2, 3),)
+    assert record.prompts == (PromptChunk(2, 3),)
     assert (record.context_tokens, record.prompt_tokens, record.moved_blocks) == (41, 3, 1)
     assert record.late == (ChoiceKey(3, 0),)
 

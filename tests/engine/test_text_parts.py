@@ -14,7 +14,7 @@ from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig, ModelError
 from baton.engine.load import load_model
 from baton.engine.lora.adapters import AdapterSet
-from baton.engine.lora.files import Adapter, LowRank
+from baton.engine.lora.files import LoraWeights, LowRank
 from baton.engine.prepare import ModelOptions, prepare_model
 from baton.engine.request import Chunk
 from baton.engine.weights.model_shape import read_model_shape
@@ -148,7 +148,7 @@ def test_adapter_of_a_complete_model_changes_its_text_part(llava: Made, tmp_path
     paged = PagedModel(llava.folder, adapters=adapters)
     names = [f"{prefix}layers.0.self_attn.q_proj" for prefix in ("model.language_model.", "language_model.model.")]
     for name in names:
-        adapters.add(name, Adapter({name: LowRank(torch.ones(2, 64), torch.ones(64, 2), 1.0)}))
+        adapters.add(name, LoraWeights({name: LowRank(torch.ones(2, 64), torch.ones(64, 2), 1.0)}))
     table = paged.blocks(3)
     plain, *adapted = (paged.logits([Chunk(0, PROMPT[:3], 0, table, adapter=number)])[0] for number in range(3))
     assert torch.equal(*adapted)

@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from baton.kvtransfer.tcp.messages import HEAD, ID_BYTES, Request, Verdict, What, read_head, write_request
+from baton.kvtransfer.tcp.messages import HEAD, ID_BYTES, BlockRequest, Verdict, What, read_head, write_request
 from baton.protos import admin_pb2, baton_pb2, kv_transfer_pb2, session_pb2, timeline_pb2
 
 TIMEOUT_S = 5.0
@@ -68,7 +68,7 @@ def blocks_of(port: int) -> str:
     """Ask for blocks of a KV pool by the protocol for KV over TCP."""
     with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection:
         connection.settimeout(TIMEOUT_S)
-        connection.sendall(write_request(Request(What.PROBE, bytes(ID_BYTES), bytes(ID_BYTES), 0, 64)))
+        connection.sendall(write_request(BlockRequest(What.PROBE, bytes(ID_BYTES), bytes(ID_BYTES), 0, 64)))
         try:
             head = read_head(connection.recv(HEAD.size, socket.MSG_WAITALL))
         except (OSError, ValueError) as error:

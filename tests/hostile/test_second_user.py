@@ -20,6 +20,7 @@ from baton.launch.paths import ROOT, RUNTIME
 from baton.process.security.api_keys import UNLIMITED
 from tests.e2e.stack import free_ports
 from tests.fixtures.checkpoints import make_checkpoint
+from tests.hostile.neighbours import environment_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 
@@ -43,11 +44,6 @@ class Service:
         """The environment of each of its processes, by PID."""
         found = [self.process.pid, *children_of(self.process.pid)]
         return {pid: environment_of(pid) for pid in found}
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    parts = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-    return dict(part.split("=", 1) for part in parts if "=" in part)
 
 
 def wait_for_ready(log: Path, process: "subprocess.Popen[bytes]") -> None:

@@ -24,17 +24,6 @@ from tests.fixtures.delta_inputs import (
     chain,
     runs_of,
 )
-from tests.fixtures.native_levels import TESTED, native_at
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
-@pytest.fixture(scope="module", params=TESTED)
-def native(request: pytest.FixtureRequest) -> NativeLibrary:
-    return native_at(request.param)
 
 
 def token_by_token(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:

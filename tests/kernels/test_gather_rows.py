@@ -7,14 +7,8 @@ from baton.kernels import reference
 from baton.kernels.linear import FLOATS, gather_rows
 from baton.kernels.native.library import NativeLibrary
 from baton.kernels.packed_weight import PackedWeight, Stored, pack, pack_codes, pack_int8
-from tests.fixtures.native_levels import TESTED, native_at
 
 SHAPES = [(1, 1), (33, 7), (31, 64), (64, 130), (100, 575), (200, 33)]
-
-
-@pytest.fixture(scope="module", params=TESTED)
-def native(request: pytest.FixtureRequest) -> NativeLibrary:
-    return native_at(request.param)
 
 
 def bits(rows: torch.Tensor) -> torch.Tensor:

@@ -16,11 +16,6 @@ from baton.kernels.types import Gate, HeadNorms, KvLayer
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 63), (5, 2, 33)])
 def test_rms_norm_equals_transformers_bit_for_bit(shape: tuple[int, ...], dtype: torch.dtype) -> None:

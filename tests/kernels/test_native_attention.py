@@ -11,15 +11,9 @@ from baton.kernels import reference
 from baton.kernels.native.library import NativeLibrary, attends
 from baton.kernels.native.structs import MOST_PIECES, PIECE_TOKENS
 from baton.kernels.types import QUANTISED, DecodeRows, KvLayer, Scoring
-from tests.fixtures.native_levels import TESTED, native_at
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 TRIALS = 40
-
-
-@pytest.fixture(scope="module", params=TESTED)
-def native(request: pytest.FixtureRequest) -> NativeLibrary:
-    return native_at(request.param)
 
 
 class Case:

@@ -20,7 +20,6 @@ from baton.kernels.packed_weight import (
     pack_int8,
 )
 from baton.kernels.types import Gate, GatingFunction, Routing
-from tests.fixtures.native_levels import TESTED, native_at
 
 HIDDEN, INNER, EXPERTS = 48, 40, 12
 ROUTINGS = {
@@ -31,16 +30,6 @@ ROUTINGS = {
     "groups by their best": Routing(4, normalised=False, groups=3, kept_groups=2, scale=1.5),
     "all": Routing(EXPERTS, normalised=True),
 }
-
-
-@pytest.fixture(scope="module", params=TESTED)
-def native(request: pytest.FixtureRequest) -> NativeLibrary:
-    return native_at(request.param)
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
 
 
 def weight_of(stored: Stored, outputs: int, inputs: int) -> PackedWeight:

@@ -22,22 +22,11 @@ from baton.kernels.packed_weight import (
     unpacked,
 )
 from baton.kernels.types import E2M1, QUANTISED, ZERO_PARTS, Gate, HeadNorms, KvLayer, QuantisedWeight
-from tests.fixtures.native_levels import TESTED, native_at
 
 SHAPES = [(1, 1, 1), (1, 33, 7), (2, 31, 65), (3, 64, 130), (7, 100, 33), (12, 32, 32), (13, 40, 9), (60, 70, 37)]
 SHAPES += [(31, 96, 650), (70, 200, 330), (300, 40, 20)]  # many tiles, several stretches of inputs, two blocks
 TOLERANCE = 2e-5  # of the largest result
 GROUP_INPUTS = 40
-
-
-@pytest.fixture(scope="module", params=TESTED)
-def native(request: pytest.FixtureRequest) -> NativeLibrary:
-    return native_at(request.param)
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
 
 
 def inputs_for(stored: Stored, inputs: int) -> int:

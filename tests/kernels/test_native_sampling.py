@@ -7,15 +7,9 @@ import torch
 
 from baton.kernels import reference
 from baton.kernels.native.library import NativeLibrary
-from tests.fixtures.native_levels import TESTED, native_at
 from tests.fixtures.sampled import by_reference, drawn_by
 
 SIZES = [1, 2, 15, 16, 17, 63, 64, 100, 1023, 1024, 1025, 3000]
-
-
-@pytest.fixture(scope="module", params=TESTED)
-def native(request: pytest.FixtureRequest) -> NativeLibrary:
-    return native_at(request.param)
 
 
 def logits_of(draw: random.Random, rows: int) -> torch.Tensor:

@@ -68,11 +68,6 @@ def decode(
     )
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 PREFILLS = [(paged_prefill, window) for window in (None, 1, 7, 1000)] + [(gathered_prefill, None)]
 
 

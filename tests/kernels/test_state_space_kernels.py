@@ -11,20 +11,9 @@ from baton.kernels.delta import state_space_scan
 from baton.kernels.native.library import NativeLibrary
 from baton.kernels.types import StateInit, StateRates, StateRuns
 from tests.fixtures.delta_inputs import KEY_DIM, MOVES, PIECES, VALUE_DIM, VALUE_HEADS, Inputs, Pool, chain, runs_of
-from tests.fixtures.native_levels import TESTED, native_at
 
 LIMITS = (0.4, 1.1)  # both are reached
 Scan = Callable[..., torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
-@pytest.fixture(scope="module", params=TESTED)
-def native(request: pytest.FixtureRequest) -> NativeLibrary:
-    return native_at(request.param)
 
 
 def scanned(compute: Scan, inputs: Inputs, states: torch.Tensor, runs: StateRuns) -> torch.Tensor:

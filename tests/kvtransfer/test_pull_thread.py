@@ -173,11 +173,6 @@ def test_closing_ends_the_thread():
     assert not thread.is_alive()
 
 
-def test_the_rate_of_a_copy_is_in_billions_of_bytes_per_second():
-    assert LinkRate(3_000_000_000, 1.5).gb_per_s == 2.0
-    assert LinkRate(0, 0.0).gb_per_s == 0.0
-
-
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_a_stuck_copy_is_dealt_with_before_its_blocks_are_free(cancelled: bool) -> None:
     """Also where its request is gone by then."""

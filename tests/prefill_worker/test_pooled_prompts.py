@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from baton.protos import session_pb2
-from tests.fixtures.session_client import SessionClient, eventually
+from tests.fixtures.session_client import SessionClient
 from tests.fixtures.worker_stack import BLOCK_TOKENS, BLOCKS, PrefillStack, prompt_command, running
 
 LAST, MEAN, CLS = session_pb2.POOLING_KIND_LAST, session_pb2.POOLING_KIND_MEAN, session_pb2.POOLING_KIND_CLS
@@ -40,18 +40,6 @@ async def test_a_cached_prefix_is_skipped_where_the_pooling_allows_it() -> None:
             step = await router.one("first_step", attempt_id)
             assert step.timings.cached_tokens == cached_tokens
             assert list(step.pooled) == pytest.approx({LAST: [20.0, 1.0], MEAN: [10.5, 1.0], CLS: [1.0, 1.0]}[kind])
-
-
-async def test_cancel_while_computing_frees_the_pages() -> None:
-    async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
-        stack.runner.hold()
-        await router.send(prefill=command(1))
-        await eventually(stack.runner.stepping.is_set)
-        await router.cancel(1)
-        await eventually(lambda: not stack.service.busy)
-        stack.runner.let_go()
-        await stack.all_free()
-        assert not router.about("first_step", 1)
 
 
 async def test_hidden_states_that_are_not_finite_fail_the_prompt() -> None:

@@ -36,10 +36,11 @@ async def test_a_prompt_is_answered_at_once_and_stays_pinned_until_its_reader_is
         assert not stack.service.busy
 
 
-async def test_cancel_while_computing_frees_the_pages_and_says_nothing_more() -> None:
+@pytest.mark.parametrize("fields", [{}, {"pooling": session_pb2.Pooling(kind=session_pb2.POOLING_KIND_LAST)}])
+async def test_cancel_while_computing_frees_the_pages_and_says_nothing_more(fields: dict[str, Any]) -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         stack.runner.hold()
-        await router.send(prefill=prompt_command(1, transfer_id()))
+        await router.send(prefill=prompt_command(1, b"" if fields else transfer_id(), **fields))
         await eventually(stack.runner.stepping.is_set)
         await router.cancel(1)
         await eventually(lambda: not stack.service.busy)

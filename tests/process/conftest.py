@@ -8,7 +8,7 @@ import grpc
 import pytest
 from redis import Redis
 
-from baton.process.registry.redis_server import RedisServer, start_redis_server
+from baton.process.registry.redis_server import RedisServer
 from baton.process.serving.grpc_options import SERVER_OPTIONS
 from baton.process.serving.interceptors import CallInterceptor
 
@@ -38,13 +38,6 @@ async def start_server() -> AsyncIterator[StartServer]:
     for channel, server in open_things:
         await channel.close()
         await server.stop(0)
-
-
-@pytest.fixture(scope="module")
-def module_redis() -> Iterator[RedisServer]:
-    server = start_redis_server()
-    yield server
-    server.stop()
 
 
 @pytest.fixture

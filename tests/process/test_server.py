@@ -174,12 +174,13 @@ async def test_a_port_in_use_is_named() -> None:
             await serve(ExampleProcess(port=port))
 
 
-async def test_two_processes_never_share_a_port() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+async def test_port_that_another_process_does_not_share_is_refused(shared: bool) -> None:
     first = ExampleProcess()
     serving = asyncio.create_task(serve(first))
     running = await first.running
-    with pytest.raises(ListenError):
-        await serve(ExampleProcess(port=running.ports[0]))
+    with pytest.raises(ListenError, match="in use"):
+        await serve(ExampleProcess(port=running.ports[0], shared=shared))
     running.stop()
     assert await serving == 0
 
@@ -227,16 +228,6 @@ async def test_stream_on_a_shared_port_finishes_during_the_drain() -> None:
         process.go_on.set()
         assert await call.read() == b"2"
         assert await call.code() is grpc.StatusCode.OK
-    assert await serving == 0
-
-
-async def test_shared_port_that_another_process_does_not_share_is_refused() -> None:
-    first = ExampleProcess()
-    serving = asyncio.create_task(serve(first))
-    running = await first.running
-    with pytest.raises(ListenError, match="in use"):
-        await serve(ExampleProcess(port=running.ports[0], shared=True))
-    running.stop()
     assert await serving == 0
 
 

@@ -5,13 +5,13 @@ import random
 import pytest
 
 from baton.process.errors import RateLimited
-from baton.process.registry.redis_registry import RegistryUnavailable
 from baton.process.security.api_keys import KeyLimits
 from baton.router.admission.key_limits import Bucket, KeyMeter, KeyMeters
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.fleet.peers import PERIOD_S, PeerRouters, SharedLimits
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.peer_load import MAX_AGE_S, KeyUse
+from tests.router.shared_redis import SharedRedis
 
 
 def refusal(meter: KeyMeter, now: float) -> RateLimited | None:
@@ -182,39 +182,16 @@ def test_a_router_tells_what_it_let_through_itself_and_nothing_of_others() -> No
     assert meters.uses() == {"a": KeyUse(active=1, requests=2, tokens=13)}
 
 
-class Redis:
-    gone = False
-
-    def __init__(self) -> None:
-        self.shares: dict[int, bytes] = {}
-
-
-class Place:
-    """One router's place on it."""
-
-    def __init__(self, redis: Redis, number: int) -> None:
-        self._redis, self._number = redis, number
-
-    async def exchange(self, share: bytes) -> tuple[bytes, ...]:
-        if self._redis.gone:
-            raise RegistryUnavailable("it is gone")
-        self._redis.shares[self._number] = share
-        return tuple(each for number, each in self._redis.shares.items() if number != self._number)
-
-    async def close(self) -> None:
-        """Nothing is open."""
-
-
 class Pair:
     """Two routers, each of which exchanges once in a period, at times of its own."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.redis = Redis()
+        self.redis = SharedRedis()
         self.meters = (KeyMeters(), KeyMeters())
         self._peer_routers = [
             PeerRouters(
-                Cluster(), Place(self.redis, number), bytes([number]) * 16, meters=meters, clock=lambda: self.now
+                Cluster(), self.redis.of_router(number), bytes([number]) * 16, meters=meters, clock=lambda: self.now
             )
             for number, meters in enumerate(self.meters)
         ]

@@ -5,7 +5,6 @@ from contextlib import suppress
 
 import pytest
 
-from baton.process.registry.redis_registry import RegistryUnavailable
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.admin.wire import router_status
 from baton.router.fleet.peers import PeerRouters
@@ -20,47 +19,22 @@ from baton.router.placement.peer_load import (
 )
 from baton.router.types.placement import PlacementRequest, WorkerView
 from tests.router.clusters import cluster_of
+from tests.router.shared_redis import RouterShares, SharedRedis
 
 CHAIN = tuple(bytes([i]) * 32 for i in range(4))
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=17, max_tokens=8, choices=1)
 PLACED = Placement("p0", "d0", 0, 0, 0, 0, 1, 1)
 
 
-class Redis:
-    """What is on it, for two routers at most; `gone` it does not answer."""
-
-    def __init__(self) -> None:
-        self.shares: dict[int, bytes] = {}
-        self.gone = False
-
-    def store(self, number: int) -> "Store":
-        return Store(self, number)
-
-
-class Store:
-    def __init__(self, redis: Redis, number: int) -> None:
-        self._redis = redis
-        self._number = number
-
-    async def exchange(self, share: bytes) -> tuple[bytes, ...]:
-        if self._redis.gone:
-            raise RegistryUnavailable("it is gone")
-        self._redis.shares[self._number] = share
-        return tuple(each for number, each in self._redis.shares.items() if number != self._number)
-
-    async def close(self) -> None:
-        """Nothing is open."""
-
-
 class Router:
     """One router's cluster of a prefill and a decode worker, and its place among the others."""
 
-    def __init__(self, redis: Redis, number: int, clock: "Clock") -> None:
+    def __init__(self, redis: SharedRedis, number: int, clock: "Clock") -> None:
         self.cluster = cluster_of({"p0": WorkerRole.PREFILL, "d0": WorkerRole.DECODE})
         self.taken_over: list[int] = []
         self.peer_routers = PeerRouters(
             self.cluster,
-            redis.store(number),
+            redis.of_router(number),
             bytes([number]) * 16,
             self.taken_over.append,
             clock=clock,
@@ -84,12 +58,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def redis() -> Redis:
-    return Redis()
+def redis() -> SharedRedis:
+    return SharedRedis()
 
 
 @pytest.fixture
-def two(redis: Redis, clock: Clock) -> tuple[Router, Router]:
+def two(redis: SharedRedis, clock: Clock) -> tuple[Router, Router]:
     return Router(redis, 0, clock), Router(redis, 1, clock)
 
 
@@ -153,7 +127,7 @@ async def test_a_router_that_has_gone_counts_no_longer_than_a_second(two: tuple[
 
 
 async def test_without_redis_each_router_goes_by_itself_and_with_it_again_by_all(
-    two: tuple[Router, Router], redis: Redis, clock: Clock
+    two: tuple[Router, Router], redis: SharedRedis, clock: Clock
 ) -> None:
     first, second = two
     first.cluster.charge(1, PLACED, REQUEST, CHAIN)
@@ -169,17 +143,17 @@ async def test_without_redis_each_router_goes_by_itself_and_with_it_again_by_all
     assert second.view("p0").tokens_in_flight == 17
 
 
-async def test_entries_of_other_versions_are_passed_over(two: tuple[Router, Router], redis: Redis) -> None:
+async def test_entries_of_other_versions_are_passed_over(two: tuple[Router, Router], redis: SharedRedis) -> None:
     redis.shares[7] = b"\xff\xff"
     assert await two[0].peer_routers.exchange()
     assert two[0].peer_routers.others == 0
 
 
-async def test_peer_ends_though_the_store_swallows_its_cancellation(redis: Redis, clock: Clock) -> None:
+async def test_peer_ends_though_the_store_swallows_its_cancellation(redis: SharedRedis, clock: Clock) -> None:
     """As redis-py does with a cancellation that comes together with its answer."""
     router, asked = Router(redis, 0, clock), asyncio.Event()
 
-    class Swallowing(Store):
+    class Swallowing(RouterShares):
         async def exchange(self, share: bytes) -> tuple[bytes, ...]:
             asked.set()
             with suppress(asyncio.CancelledError):

@@ -1,7 +1,7 @@
 """The whole router over gRPC with fake workers: streams that are resumed, here and from another router that is gone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from baton.process.registry.redis_routers import RedisJournal
-from baton.process.registry.redis_server import RedisServer, start_redis_server
+from baton.process.registry.redis_server import RedisServer
 from baton.protos import baton_pb2, journal_pb2, session_pb2
 from baton.router.request.journal import journal_key
 from tests.router.conftest import READY_S, Stack, encode, text_of
@@ -22,16 +22,9 @@ HER_ATTEMPT = 77
 TEXT = "abcdefgh"
 
 
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    server = start_redis_server()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
-def settings(redis: RedisServer, request: pytest.FixtureRequest) -> dict[str, Any]:
-    return {"redis_url": redis.url, "namespace": f"{abs(hash(request.node.name))}"}
+def settings(module_redis: RedisServer, request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"redis_url": module_redis.url, "namespace": f"{abs(hash(request.node.name))}"}
 
 
 @dataclass

@@ -14,17 +14,17 @@ from tests.router.conftest import Stack, encode, text_of
 from tests.router.fake_worker import FakePair, FakeWorker
 from tests.router.test_router_failures import idle
 from tests.router.test_router_refusals import refusal
-from tests.router.test_router_resume import TEXT, Broken, all_of, begun, broken, redis
+from tests.router.test_router_resume import TEXT, Broken, all_of, begun, broken
 
-__all__ = ["broken", "redis", "settings"]
+__all__ = ["broken", "settings"]
 NEW = session_pb2.Adapter(name=WEIGHTS, digest=weights_digest(b"new"), path="/new", grace_s=60.0)
 pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 @pytest.fixture
-def settings(redis: RedisServer, request: pytest.FixtureRequest) -> dict[str, Any]:
+def settings(module_redis: RedisServer, request: pytest.FixtureRequest) -> dict[str, Any]:
     namespace = f"{abs(hash(request.node.name))}"
-    return {"redis_url": redis.url, "namespace": namespace, "no_prefill_worker": "local"}
+    return {"redis_url": module_redis.url, "namespace": namespace, "no_prefill_worker": "local"}
 
 
 @pytest.fixture

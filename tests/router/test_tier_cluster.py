@@ -8,11 +8,10 @@ from baton.process.registry.worker_record import WorkerRole
 from baton.router.cache.replica import CacheSnapshotPart, CacheUpdate
 from baton.router.cache.tiers import TierChanges, TierPiece, TierSnapshotPart
 from baton.router.placement.cluster import ALL_UP_TO, Cluster
-from baton.router.placement.decide import Placement, place
 from tests.fixtures.tier_reports import tier_report
 from tests.router import clusters
 from tests.router.clusters import reported
-from tests.router.test_caches import HASHES, POLICY, REQUEST
+from tests.router.test_caches import HASHES, dispatch
 
 ONE, TWO = b"1" * 16, b"2" * 16
 SLOTS = b"".join(each[:8] for each in HASHES)
@@ -45,13 +44,6 @@ def cluster() -> Iterator[Cluster]:
 
 def in_files(cluster: Cluster) -> dict[str, int]:
     return {view.endpoint: view.tier_blocks for view in cluster.snapshot(HASHES) if view.tier_blocks}
-
-
-def dispatch(cluster: Cluster, attempt_id: int) -> Placement:
-    placement = place(REQUEST, cluster.snapshot(HASHES), POLICY)
-    assert isinstance(placement, Placement)
-    cluster.charge(attempt_id, placement, REQUEST, HASHES)
-    return placement
 
 
 def test_workers_of_a_directory_are_shown_with_what_any_of_them_wrote(cluster: Cluster) -> None:

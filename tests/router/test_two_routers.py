@@ -2,7 +2,7 @@
 for the same API key and no other."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from baton.process.registry.redis_routers import RedisJournal
-from baton.process.registry.redis_server import RedisServer, start_redis_server
+from baton.process.registry.redis_server import RedisServer
 from baton.process.telemetry.spans import NoTelemetry
 from baton.protos import baton_pb2, baton_pb2_grpc, session_pb2
 from baton.router.request.journal import journal_key
@@ -23,18 +23,11 @@ TEXT = "abcdefgh"
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
 
 
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    server = start_redis_server()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
-def settings(redis: RedisServer, tmp_path: Path) -> dict[str, Any]:
+def settings(module_redis: RedisServer, tmp_path: Path) -> dict[str, Any]:
     keys = tmp_path / "keys"
     keys.write_text("".join(key.line + "\n" for key in (ONE, OTHER)))
-    return {"redis_url": redis.url, "namespace": "two", "planner": "off", "api_keys": keys}
+    return {"redis_url": module_redis.url, "namespace": "two", "planner": "off", "api_keys": keys}
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from baton.kvtransfer import group_messages
 from baton.kvtransfer.process_group import GroupOptions
 from baton.kvtransfer.transport import BlockPair, CopyRefused
 from baton.worker.transfer import process_groups
-from baton.worker.transfer.peers import Peer, PeerFailed
+from baton.worker.transfer.peers import PeerFailed
 from baton.worker.transfer.reader import TransferFailed
-from tests.fixtures.session_client import SessionClient, eventually
+from tests.fixtures.session_client import eventually
 from tests.fixtures.sockets import listening, tcp_sockets
-from tests.fixtures.worker_stack import BLOCK_BYTES, DecodeStack, PrefillStack, prompt_command, running
+from tests.fixtures.worker_stack import BLOCK_BYTES, DecodeStack, PrefillStack, compute_prompt, linked, running
 
 GLOO = GroupOptions("gloo", "lo", torch.device("cpu"), timeout_s=10.0)
 ID = b"t" * 16
@@ -37,29 +37,13 @@ async def both() -> AsyncIterator[tuple[PrefillStack, DecodeStack]]:
         yield prefill, decode
 
 
-@asynccontextmanager
-async def linked(prefill: PrefillStack, decode: DecodeStack) -> AsyncIterator[Peer]:
-    peer = await decode.peers.borrow(prefill.endpoint)
-    try:
-        yield peer
-    finally:
-        decode.peers.give_back(peer)
-
-
-async def prompt(prefill: PrefillStack, identity: bytes, attempt_id: int = 1, tokens: int = 10) -> None:
-    """Computed, and pinned until somebody has read it."""
-    async with SessionClient(prefill.endpoint) as router:
-        await router.send(prefill=prompt_command(attempt_id, identity, tokens=tokens))
-        await router.one("first_step", attempt_id)
-
-
 def pool_of(stack: PrefillStack | DecodeStack) -> torch.Tensor:
     return stack.memory.tensor.view(-1, BLOCK_BYTES)
 
 
 async def test_blocks_come_bit_for_bit_and_the_link_is_measured() -> None:
     async with both() as (prefill, decode):
-        await prompt(prefill, ID)
+        await compute_prompt(prefill, ID)
         pull = await decode.reader.pull(prefill.endpoint, ID, Reservation((7, 2, 5), 0))
         assert (pull.transport, pull.bytes) == ("gloo", 3 * BLOCK_BYTES)
         assert torch.equal(pool_of(decode)[[7, 2, 5]], pool_of(prefill)[:3])
@@ -101,7 +85,7 @@ async def test_a_refused_read_leaves_the_group_as_it_was() -> None:
     async with both() as (prefill, decode), linked(prefill, decode) as peer:
         with pytest.raises(CopyRefused):
             await asyncio.to_thread(peer.transport.copy, b"?" * 16, [BlockPair(0, 0, 3)])
-        await prompt(prefill, ID)
+        await compute_prompt(prefill, ID)
         await decode.reader.pull(prefill.endpoint, ID, Reservation((7, 2, 5), 0))
         async with linked(prefill, decode) as same:
             assert same is peer
@@ -128,12 +112,12 @@ async def test_a_group_that_the_source_ended_is_made_anew() -> None:
         async with linked(prefill, decode) as peer:
             next(iter(prefill.host._groups.values())).broken.set()
             await eventually(lambda: not prefill.host)
-            await prompt(prefill, ID)
+            await compute_prompt(prefill, ID)
             with pytest.raises(TransferFailed):
                 await decode.reader.pull(prefill.endpoint, ID, Reservation((7, 2, 5), 0))
             assert peer.forgotten
         other = secrets.token_bytes(16)
-        await prompt(prefill, other, attempt_id=2)
+        await compute_prompt(prefill, other, attempt_id=2)
         pull = await decode.reader.pull(prefill.endpoint, other, Reservation((7, 2, 5), 0))
         assert pull.transport == "gloo"
 
@@ -146,7 +130,7 @@ async def test_a_source_that_stands_still_is_given_up_at_the_groups_timeout() ->
         running(DecodeStack(transport="gloo", groups=impatient)) as decode,
         linked(prefill, decode) as peer,
     ):
-        await prompt(prefill, ID)
+        await compute_prompt(prefill, ID)
         next(iter(prefill.host._groups.values())).sender._executor.submit(go_on.wait, 30)
         started = time.monotonic()
         with pytest.raises(TransferFailed, match="Timed out waiting"):

@@ -13,11 +13,11 @@ import torch
 from baton.engine.request import Reservation
 from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, CopyRefused, UnknownTransfer
 from baton.protos import kv_transfer_pb2
-from baton.worker.transfer.peers import Peer, PeerFailed
+from baton.worker.transfer.peers import PeerFailed
 from baton.worker.transfer.reader import SourceLost, TransferFailed
 from baton.worker.transfer.tcp_links import looked_up_on
-from tests.fixtures.session_client import SessionClient, eventually
-from tests.fixtures.worker_stack import BLOCK_BYTES, DecodeStack, PrefillStack, prompt_command, running
+from tests.fixtures.session_client import eventually
+from tests.fixtures.worker_stack import BLOCK_BYTES, DecodeStack, PrefillStack, compute_prompt, linked, running
 
 ID = b"t" * 16
 
@@ -32,24 +32,9 @@ async def both(transport: str = "auto") -> AsyncIterator[tuple[PrefillStack, Dec
         yield prefill, decode
 
 
-@asynccontextmanager
-async def linked(prefill: PrefillStack, decode: DecodeStack) -> AsyncIterator[Peer]:
-    peer = await decode.peers.borrow(prefill.endpoint)
-    try:
-        yield peer
-    finally:
-        decode.peers.give_back(peer)
-
-
-async def prompt(prefill: PrefillStack, identity: bytes, attempt_id: int = 1) -> None:
-    async with SessionClient(prefill.endpoint) as router:
-        await router.send(prefill=prompt_command(attempt_id, identity))
-        await router.one("first_step", attempt_id)
-
-
 async def test_hosts_without_anything_faster_use_tcp_and_name_why() -> None:
     async with both() as (prefill, decode):
-        await prompt(prefill, ID)
+        await compute_prompt(prefill, ID)
         pull = await decode.reader.pull(prefill.endpoint, ID, Reservation((7, 2, 5), 0))
         assert (pull.transport, pull.bytes) == ("tcp", 3 * BLOCK_BYTES)
         pools = [stack.memory.tensor.view(-1, BLOCK_BYTES) for stack in (decode, prefill)]
@@ -62,7 +47,7 @@ async def test_hosts_without_anything_faster_use_tcp_and_name_why() -> None:
 async def test_a_port_that_lets_no_one_in_is_replaced_by_grpc_unless_tcp_was_demanded() -> None:
     async with both() as (prefill, decode):
         prefill.tcp.close()
-        await prompt(prefill, ID)
+        await compute_prompt(prefill, ID)
         pull = await decode.reader.pull(prefill.endpoint, ID, Reservation((7, 2, 5), 0))
         assert pull.transport == "grpc"
         [link] = decode.peers.links
@@ -74,7 +59,7 @@ async def test_a_port_that_lets_no_one_in_is_replaced_by_grpc_unless_tcp_was_dem
 
 async def test_only_blocks_of_the_transfer_below_its_watermark_are_read() -> None:
     async with both("tcp") as (prefill, decode), linked(prefill, decode) as peer:
-        await prompt(prefill, ID)
+        await compute_prompt(prefill, ID)
         copy = peer.transport.copy
         for identity, pairs in (
             (b"?" * 16, [BlockPair(0, 0, 3)]),
@@ -92,7 +77,7 @@ async def test_only_blocks_of_the_transfer_below_its_watermark_are_read() -> Non
 
 async def test_a_range_of_any_length_is_refused_at_once_over_grpc_too() -> None:
     async with both("grpc") as (prefill, decode), linked(prefill, decode) as peer:
-        await prompt(prefill, ID)
+        await compute_prompt(prefill, ID)
         whole = kv_transfer_pb2.TransferRange(transfer_id=ID, first_block=0, num_blocks=2**32 - 1)
         with pytest.raises(grpc.RpcError) as refused:
             async for _ in peer.stub.Read(kv_transfer_pb2.ReadRequest(range=whole), timeout=5.0):
@@ -104,7 +89,7 @@ async def test_a_range_of_any_length_is_refused_at_once_over_grpc_too() -> None:
 async def test_a_link_that_breaks_ends_the_transfer_and_the_next_one_pairs_anew() -> None:
     async with both("tcp") as (prefill, decode):
         async with linked(prefill, decode) as peer:
-            await prompt(prefill, ID)
+            await compute_prompt(prefill, ID)
             broken = list(prefill.tcp._connections)
             for connection in broken:
                 connection.abort()
@@ -112,14 +97,14 @@ async def test_a_link_that_breaks_ends_the_transfer_and_the_next_one_pairs_anew(
                 await decode.reader.pull(prefill.endpoint, ID, Reservation((7, 2, 5), 0))
             assert peer.forgotten
         other = secrets.token_bytes(16)
-        await prompt(prefill, other, attempt_id=2)
+        await compute_prompt(prefill, other, attempt_id=2)
         assert (await decode.reader.pull(prefill.endpoint, other, Reservation((7, 2, 5), 0))).transport == "tcp"
         await eventually(lambda: not set(broken) & set(prefill.tcp._connections))
 
 
 async def test_a_source_that_stops_refuses_and_its_blocks_are_not_used() -> None:
     async with both("tcp") as (prefill, decode), linked(prefill, decode):
-        await prompt(prefill, ID)
+        await compute_prompt(prefill, ID)
         prefill.tcp.detach()
         with pytest.raises(TransferFailed, match="the source is stopping"):
             await decode.reader.pull(prefill.endpoint, ID, Reservation((7, 2, 5), 0))

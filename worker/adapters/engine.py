@@ -9,7 +9,7 @@ from pathlib import Path
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.lora.adapters import AdapterSet
-from baton.engine.lora.files import Adapter, read_named
+from baton.engine.lora.files import LoraWeights, read_named
 from baton.engine.models.batch import Model
 from baton.engine.parallel.collectives import RankLost
 from baton.engine.parallel.other_ranks import OtherRanks
@@ -36,7 +36,7 @@ class Read:
     name: str
     folder: Path
     digest: str
-    content: Adapter | ReadWeights
+    content: LoraWeights | ReadWeights
 
 
 @dataclass(slots=True)
@@ -109,13 +109,13 @@ class EngineAdapters:
 
         Raises: ModelError, after which no rank has the adapter; RankLost.
         """
-        if isinstance(read.content, Adapter):
+        if isinstance(read.content, LoraWeights):
             return self._add_adapter(read, read.content)
         if self._weights is None or read.content.model is None:
             raise RuntimeError("weights must be loaded before they are added")
         return self._add_weights(self._weights, read.content.model)
 
-    def _add_adapter(self, read: Read, adapter: Adapter) -> int:
+    def _add_adapter(self, read: Read, adapter: LoraWeights) -> int:
         number = self._adapters.add(read.name, adapter)
         if self._other_ranks is not None:
             try:

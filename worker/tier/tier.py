@@ -12,7 +12,7 @@ from baton.kvtransfer.tier.levels import TierLevels
 from baton.kvtransfer.tier.loader import TierLoader
 from baton.kvtransfer.tier.memory import MemoryDisk
 from baton.kvtransfer.tier.records import SegmentFormat
-from baton.kvtransfer.tier.staging import PoolBlocks
+from baton.kvtransfer.tier.staging import BlockCopier
 from baton.kvtransfer.tier.store import TierStore, least_bytes
 from baton.protos import report_pb2
 from baton.worker.config import WorkerConfig
@@ -35,7 +35,7 @@ class KvTier:
     def __init__(
         self,
         store: TierStore,
-        pool: PoolBlocks,
+        pool: BlockCopier,
         options: RestoreOptions,
         cores: frozenset[int] | None = None,
         memory: TierStore | None = None,
@@ -142,7 +142,7 @@ def open_tier(config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory,
     options = RestoreOptions(
         prepared.layout.block_tokens, shape.block_bytes, config.kv_tier_load == "always", prepared.layout.groups
     )
-    pool = PoolBlocks(memory.storage, shape, memory.copies)
+    pool = BlockCopier(memory.storage, shape, memory.copies)
     fastest = levels[0] if config.kv_tier_memory else None
     return KvTier(levels[-1], pool, options, config.transfer_cores, fastest, on_sums)
 

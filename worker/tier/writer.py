@@ -19,7 +19,7 @@ from baton.engine.runner.thread import EngineStopped
 from baton.kvtransfer.tier.files import OwnerBusy
 from baton.kvtransfer.tier.health import DiskRetryState
 from baton.kvtransfer.tier.loader import run_on, staging_slots
-from baton.kvtransfer.tier.staging import PoolBlocks, Staging
+from baton.kvtransfer.tier.staging import BlockCopier, Staging
 from baton.kvtransfer.tier.store import NamedBlock, TierStore
 from baton.worker.late_results import release_when_done
 
@@ -61,7 +61,7 @@ class TierWriter:
     def __init__(
         self,
         store: TierStore,
-        pool: PoolBlocks,
+        pool: BlockCopier,
         cores: frozenset[int] | None = None,
         on_sums: SumListener = IGNORE_SUMS,
         queued_blocks: int = QUEUED_BLOCKS,

@@ -22,9 +22,7 @@ def description_to_wire(description: PoolDescription) -> kv_transfer_pb2.PoolDes
 
 
 def versions_message(versions: Versions) -> versions_pb2.Versions:
-    return versions_pb2.Versions(
-        release=versions.release, protocol=versions.protocol, oldest_protocol=versions.oldest_protocol
-    )
+    return versions_pb2.Versions(**asdict(versions))
 
 
 def description_from_wire(wire: kv_transfer_pb2.PoolDescription) -> PoolDescription:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from baton.lab.benchmarks.agents.worker import ANSWER_STARTED, PromptEvent
+from baton.lab.benchmarks.agents.worker import ANSWER_STARTED, AgentEvent
 from baton.lab.benchmarks.cluster.agent_work import IdealCache
 from baton.router.trace.record import RequestOutcome
 
@@ -64,10 +64,10 @@ class MeasuredSession:
         return TtftFit(median(ttfts_ms), float(per_turn_ms), float(per_new_token_ms))
 
 
-def measure(events: Iterable[PromptEvent], spans: Iterable[Mapping[str, Any]], block_tokens: int) -> MeasuredSession:
+def measure(events: Iterable[AgentEvent], spans: Iterable[Mapping[str, Any]], block_tokens: int) -> MeasuredSession:
     """Summarise a session. `spans`: lines of the router's trace file."""
     answered = {each["attributes"].get("gen_ai.response.id"): each["attributes"] for each in spans}
-    started: dict[str, PromptEvent] = {}  # by request id: another attempt on a request has the same prompt
+    started: dict[str, AgentEvent] = {}  # by request id: another attempt on a request has the same prompt
     for event in events:
         if event.kind == ANSWER_STARTED:
             started.setdefault(event.request_id, event)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from baton.lab.benchmarks.agents.worker import ANSWER_HALF, PROMPT_SENT, PromptEvent
+from baton.lab.benchmarks.agents.worker import ANSWER_HALF, PROMPT_SENT, AgentEvent
 from baton.lab.chaos.stack import ChaosStack, Layout, ProcessPlace, TierFolder
 from baton.launch.processes import ProcessSpec, Stage
 
@@ -42,14 +42,14 @@ class EventFile:
         """Skip the events so far."""
         self._position = self._path.stat().st_size
 
-    def new_events(self) -> list[PromptEvent]:
+    def new_events(self) -> list[AgentEvent]:
         """Return the events since the last call."""
         with self._path.open("rb") as file:
             file.seek(self._position)
             text = file.read()
         lines = text[: text.rfind(b"\n") + 1]
         self._position += len(lines)
-        return [PromptEvent(**json.loads(line)) for line in lines.splitlines()]
+        return [AgentEvent(**json.loads(line)) for line in lines.splitlines()]
 
 
 class AgentsStack(ChaosStack):
@@ -72,7 +72,7 @@ class AgentsStack(ChaosStack):
             return super()._spec(place, "lab.benchmarks.agents.worker", (*self._scripted, *arguments), stage)
         return super()._spec(place, module, (*arguments, "--session-silence-s", _SILENCE_S), stage)
 
-    def prompt_events(self) -> list[PromptEvent]:
+    def prompt_events(self) -> list[AgentEvent]:
         return EventFile(self.record).new_events()
 
     async def kill_each(self, kinds: Sequence[str], turns: int, restarting: Path, killed: list[str]) -> None:
@@ -92,7 +92,7 @@ class AgentsStack(ChaosStack):
                     killed.append(name)
                 await self.wait_whole(READY_S)
 
-    async def _next_event(self, kind: str, step: int) -> PromptEvent:
+    async def _next_event(self, kind: str, step: int) -> AgentEvent:
         """Wait for the next event of a kind in this or a later step of the session."""
         events = EventFile(self.record)
         events.skip()

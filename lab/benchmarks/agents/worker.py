@@ -3,7 +3,7 @@
 `-m baton.lab.benchmarks.agents.worker MODEL SCRIPT RECORD [flags of the elastic worker ...]`. SCRIPT is a JSON file
 with a list of texts: the n-th answers a prompt that has n results of tools. A prompt without tools gets a title. Masks,
 as of structured output, leave one token at each step, so that prompts and answers pass through steps, caches, transfers
-and files like any others. A JSON line is appended to RECORD for each `PromptEvent`.
+and files like any others. A JSON line is appended to RECORD for each `AgentEvent`.
 """
 
 import json
@@ -32,7 +32,7 @@ Command = session_pb2.Prefill | session_pb2.Start
 
 
 @dataclass(frozen=True, slots=True)
-class PromptEvent:
+class AgentEvent:
     """Event of a prompt on the worker with process id `pid`.
 
     `kind`: a command arrived for prefill (PROMPT_SENT) or for the answer (ANSWER_STARTED), or half of the answer's
@@ -82,7 +82,7 @@ class Script:
         step = text.count(RESULT) if TOOLS in text else None
         scripted = TITLE if step is None else self._answers[min(step, len(self._answers) - 1)]
         token_ids = [*self._tokenizer.encode(scripted).ids, _END]
-        event = PromptEvent(PROMPT_SENT, step, os.getpid(), command.request_id)
+        event = AgentEvent(PROMPT_SENT, step, os.getpid(), command.request_id)
         if isinstance(command, session_pb2.Start):
             self._note(replace(event, kind=ANSWER_STARTED, prompt=prompt, answer=token_ids))
         else:
@@ -90,7 +90,7 @@ class Script:
         note_half = partial(self._note, replace(event, kind=ANSWER_HALF))
         return ScriptedAnswer(token_ids, self._tokenizer.get_vocab_size(), note_half)
 
-    def _note(self, event: PromptEvent) -> None:
+    def _note(self, event: AgentEvent) -> None:
         """Append an event in one write, since several workers share the file."""
         with self._record.open("ab", buffering=0) as lines:
             lines.write(json.dumps(asdict(event)).encode() + b"\n")

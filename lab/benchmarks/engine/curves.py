@@ -129,7 +129,7 @@ FILES = {
 DECODE_BY_BATCH, DECODE_BY_CONTEXT, TTFT = FILES
 
 
-class Shape(NamedTuple):
+class PromptShape(NamedTuple):
     batch: int
     tokens: int  # length of each prompt
 
@@ -184,8 +184,8 @@ class MeasuredCurves(NamedTuple):
 
 def measure_curves(options: CurvesOptions, folder: Path, note: Callable[[str], None]) -> MeasuredCurves:
     """Measure the curves and the machine's limits. Raises: CommandFailed."""
-    wide = [Shape(batch, options.batch_context) for batch in options.batches]
-    deep = [Shape(1, length) for length in fitting_lengths(options, folder)]
+    wide = [PromptShape(batch, options.batch_context) for batch in options.batches]
+    deep = [PromptShape(1, length) for length in fitting_lengths(options, folder)]
     measure_wide, measure_deep = (_Measurer(shapes, options, folder, note) for shapes in (wide, deep))
     before = measure_limits(measure_wide.loaded.prepared.dtype)
     for number in range(options.rounds):
@@ -229,7 +229,7 @@ class _Measurer:
     """Prefill and decode steps of several shapes on one loaded engine, one round at a time."""
 
     def __init__(
-        self, shapes: Sequence[Shape], options: CurvesOptions, folder: Path, note: Callable[[str], None]
+        self, shapes: Sequence[PromptShape], options: CurvesOptions, folder: Path, note: Callable[[str], None]
     ) -> None:
         """Load the engine. Raises: CommandFailed."""
         batch, tokens = max(shape.batch for shape in shapes), max(shape.tokens for shape in shapes)
@@ -238,8 +238,8 @@ class _Measurer:
         self._shapes = shapes
         self._steps = options.steps
         self._note = note
-        self._prefills_s: dict[Shape, list[float]] = {shape: [] for shape in shapes}
-        self._steps_s: dict[Shape, list[float]] = {shape: [] for shape in shapes}
+        self._prefills_s: dict[PromptShape, list[float]] = {shape: [] for shape in shapes}
+        self._steps_s: dict[PromptShape, list[float]] = {shape: [] for shape in shapes}
 
     def round(self, number: int) -> None:
         """Measure every point: in rising order in one round, in falling order in the next. Raises: CommandFailed."""
@@ -264,13 +264,13 @@ class _Measurer:
             for shape in self._shapes
         }
 
-    def step(self, shape: Shape, limits: Limits) -> Times:
+    def step(self, shape: PromptShape, limits: Limits) -> Times:
         prepared, context = self.loaded.prepared, shape.tokens + self._steps // 2
         reading_s = decode_step_bytes(prepared, shape.batch, context) / limits.read_bytes_per_s
         computing_s = decode_step_flop(prepared.config, shape.batch, context) / limits.flop_per_s
         return Times(median(self._steps_s[shape]) * 1e3, max(reading_s, computing_s) * 1e3)
 
-    def first_token(self, shape: Shape, limits: Limits) -> Times:
+    def first_token(self, shape: PromptShape, limits: Limits) -> Times:
         prepared = self.loaded.prepared
         reading_s = decode_step_bytes(prepared, 0, 0) / limits.read_bytes_per_s
         computing_s = prefill_flop(prepared.config, shape.tokens) / limits.flop_per_s

@@ -33,7 +33,7 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.kvtransfer.description import POOL_ID_BYTES, PoolDescription, host_id
 from baton.kvtransfer.puller import PullThread
 from baton.lab.benchmarks.router.streams import cpu_s
-from baton.lab.harness.processes import HOST, our_program, running, split_cores
+from baton.lab.harness.processes import HOST, listens, our_program, running, split_cores
 from baton.lab.report.result import SERVICE, judge_rounds, make_result, read_arguments, write_result
 from baton.process.registry.redis_server import free_port
 from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS
@@ -106,7 +106,7 @@ async def serve_worker(port: int, forward_s: float, sequences: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class HostStepFigures:
     """Figures of one round. Times are medians or means per step, in milliseconds."""
 
     sequences: int
@@ -122,9 +122,9 @@ class Figures:
 
 async def measure(
     pid: int, port: int, sequences: int, forward_ms: float, tokens_together: int, seconds: float
-) -> Figures:
+) -> HostStepFigures:
     """Start the sequences on the worker, then measure it for `seconds`."""
-    router = Router(sequences)
+    router = MeasuredLink(sequences)
     async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel:
         reading = asyncio.create_task(router.read(channel, tokens_together))
         try:
@@ -138,10 +138,10 @@ async def measure(
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-    return Figures(sequences, forward_ms, count, took_s / count * 1e3, spent_s / count * 1e3)
+    return HostStepFigures(sequences, forward_ms, count, took_s / count * 1e3, spent_s / count * 1e3)
 
 
-class Router:
+class MeasuredLink:
     """Router's side of one link, which starts sequences and counts steps by the worker's reports."""
 
     def __init__(self, sequences: int) -> None:
@@ -178,22 +178,13 @@ async def serving(folder: Path, forward_ms: float, sequences: int) -> AsyncItera
     asked = ("baton.lab.benchmarks.engine.host_step", "--worker-port", port, "--forward-ms", forward_ms)
     program = our_program("worker", folder, *asked, "--sequences", sequences, cores=split_cores()[0])
 
-    async def ready() -> bool:
-        async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel:
-            try:
-                async with asyncio.timeout(1.0):
-                    await channel.channel_ready()
-            except TimeoutError:
-                return False
-        return True
-
-    async with running([program], ready) as it:
+    async with running([program], lambda: listens(f"{HOST}:{port}")) as it:
         yield it.pid, port
 
 
 async def measure_rounds(
     sequences: int, forward_ms: float, together: int, seconds: float, rounds: int
-) -> list[Figures]:
+) -> list[HostStepFigures]:
     found = []
     with TemporaryDirectory(prefix="baton-bench-") as name:
         for _ in range(rounds):

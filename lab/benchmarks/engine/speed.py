@@ -25,7 +25,7 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
 from baton.lab.commands.bench_options import EngineBenchOptions
 from baton.lab.report.limits import decode_step_bytes, measure_limits, prefill_flop
-from baton.lab.report.result import ENGINE, Columns, Shown, show
+from baton.lab.report.result import ENGINE, Columns, ResultForm, show
 from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
 from baton.launch.paths import ROOT
@@ -193,7 +193,7 @@ def run_engine_bench(options: EngineBenchOptions) -> int:
     last = speeds[-1]
     note = f"{last.threads} threads, {last.prompt_tokens} prompt tokens, {last.dtype}, weights {last.weights}; limits: "
     note += f"{last.limit_read_gb_per_s:.1f} GB/s, {last.limit_gflop_per_s:,.0f} GFLOP/s"
-    show(speeds, options.json, Shown(COLUMNS, lambda speed: str(speed.batch), ENGINE), note)
+    show(speeds, options.json, ResultForm(COLUMNS, lambda speed: str(speed.batch), ENGINE), note)
     return 0
 
 

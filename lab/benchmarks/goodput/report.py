@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from baton.lab.benchmarks.goodput.figures import GoodputFigures, medians
-from baton.lab.benchmarks.goodput.verdict import Contest, Finding, judge_contest
+from baton.lab.benchmarks.goodput.verdict import Contest, PromiseFinding, judge_contest
 from baton.lab.commands.bench_options import Variant
 from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
 from baton.lab.report.result import SERVICE, Columns, Promise, Result, make_result, table
@@ -51,7 +51,7 @@ class RateRow:
 class JudgedPromise:
     """Promise judged on medians over rounds. `held`, `missed`: number of single rounds that keep or miss it."""
 
-    finding: Finding
+    finding: PromiseFinding
     held: int
     missed: int
 

@@ -42,7 +42,7 @@ class Contest:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PromiseFinding:
     """Judgement of one promise. `holds`: None where it could not be judged."""
 
     promise: str
@@ -50,7 +50,7 @@ class Finding:
     detail: str
 
 
-def judge_contest(contest: Contest) -> list[Finding]:
+def judge_contest(contest: Contest) -> list[PromiseFinding]:
     """Judge all promises."""
     return [
         _share_is_best(contest),
@@ -62,16 +62,16 @@ def judge_contest(contest: Contest) -> list[Finding]:
     ]
 
 
-def _finding(promise: str, cases: Iterable[tuple[bool, str]]) -> Finding:
+def _finding(promise: str, cases: Iterable[tuple[bool, str]]) -> PromiseFinding:
     """Return a finding that holds if all cases hold. Its detail lists the cases that do not hold, or else all."""
     found = list(cases)
     missed = [text for holds, text in found if not holds]
     if not found:
-        return Finding(promise, None, "not measured")
-    return Finding(promise, not missed, "; ".join(missed or [text for _, text in found]))
+        return PromiseFinding(promise, None, "not measured")
+    return PromiseFinding(promise, not missed, "; ".join(missed or [text for _, text in found]))
 
 
-def _share_is_best(contest: Contest) -> Finding:
+def _share_is_best(contest: Contest) -> PromiseFinding:
     """Judge the share of good requests at every rate up to saturation, against the best setting of a peer."""
 
     def cases() -> Iterable[tuple[bool, str]]:
@@ -84,17 +84,17 @@ def _share_is_best(contest: Contest) -> Finding:
     return _finding("share of good requests at least that of the best peer setting, at every rate", cases())
 
 
-def _share_where_peers_fall(contest: Contest) -> Finding:
+def _share_where_peers_fall(contest: Contest) -> PromiseFinding:
     promise = f"share at least {LEAST_SHARE:g} at the lowest rate where the best peer setting is below {FALLEN_SHARE:g}"
     for rate in contest.rates:
         name, best = _best_share(contest.at(rate))
         if best < FALLEN_SHARE:
             share = contest.ours[rate].share_good
             return _finding(promise, [(share >= LEAST_SHARE, f"{rate:g}/s: {share:.2f}, {name} {best:.2f}")])
-    return Finding(promise, None, "no rate was that high")
+    return PromiseFinding(promise, None, "no rate was that high")
 
 
-def _latency_below_saturation(contest: Contest) -> Finding:
+def _latency_below_saturation(contest: Contest) -> PromiseFinding:
     """Judge TTFT and ITL against the reference, at rates up to PART_OF_SATURATION of saturation."""
 
     def cases() -> Iterable[tuple[bool, str]]:
@@ -114,17 +114,17 @@ def _latency_below_saturation(contest: Contest) -> Finding:
     )
 
 
-def _throughput(contest: Contest) -> Finding:
+def _throughput(contest: Contest) -> PromiseFinding:
     promise = f"output tokens/s at saturation at least {MIN_THROUGHPUT_RATIO:g} of those of {contest.reference}"
     theirs, best = contest.peer_tokens_per_s.get(contest.reference), max(contest.peer_tokens_per_s.values(), default=0)
     ratio = _ratio(contest.our_tokens_per_s, theirs)
     if ratio is None or contest.our_tokens_per_s is None:
-        return Finding(promise, None, "not measured")
+        return PromiseFinding(promise, None, "not measured")
     against_best = contest.our_tokens_per_s / best
     return _finding(promise, [(ratio >= MIN_THROUGHPUT_RATIO, f"{ratio:.2f}, of the best setting {against_best:.2f}")])
 
 
-def _time_to_answer(contest: Contest) -> Finding:
+def _time_to_answer(contest: Contest) -> PromiseFinding:
     """Judge the time to the complete answer at every rate up to saturation, against the reference."""
 
     def cases() -> Iterable[tuple[bool, str]]:
@@ -142,7 +142,7 @@ def _time_to_answer(contest: Contest) -> Finding:
     )
 
 
-def _not_dominated(contest: Contest) -> Finding:
+def _not_dominated(contest: Contest) -> PromiseFinding:
     """Judge that no setting of a peer is better in both TTFT and TBT at any rate."""
 
     def cases() -> Iterable[tuple[bool, str]]:

@@ -34,8 +34,8 @@ class EngineTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Objectives:
-    """Objectives: longest time to first token, and longest time between two tokens."""
+class LoadObjectives:
+    """Objectives of a phase: longest time to first token, and longest time between two tokens."""
 
     ttft_ms: float
     tbt_ms: float
@@ -52,7 +52,7 @@ class TimeSpread:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class PhaseFigures:
     """Figures of one phase, or the medians of several. Times in milliseconds, rates per second; None without values."""
 
     tbt: TimeSpread  # time between two messages of a long answer, at the client
@@ -83,8 +83,8 @@ class IsolationVerdict:
 
 
 def figures_of(
-    log: PhaseLog, objectives: Objectives, steps: Sequence[Step] = (), engine: EngineTime | None = None
-) -> Figures:
+    log: PhaseLog, objectives: LoadObjectives, steps: Sequence[Step] = (), engine: EngineTime | None = None
+) -> PhaseFigures:
     """Compute the figures of a phase. Raises: CommandFailed if no long answer has two tokens in the measured time."""
     seconds = log.ended - log.began
     gaps = [gap for answer in log.answers for gap in _gaps_ms(answer.arrivals, log)]
@@ -95,7 +95,7 @@ def figures_of(
     late = sum(gap > objectives.tbt_ms for gap in gaps)
     prompts = [prompt for prompt in log.prompts if prompt.arrivals and log.began <= prompt.arrivals[0] < log.ended]
     prompt_ttfts = [prompt.ttft_s * 1e3 for prompt in prompts]
-    return Figures(
+    return PhaseFigures(
         tbt=spread(gaps),
         step=spread(step_gaps) if step_gaps else None,
         answer_ttft=spread([answer.ttft_s * 1e3 for answer in log.answers]),
@@ -116,14 +116,14 @@ def spread(values_ms: Sequence[float]) -> TimeSpread:
     )
 
 
-def medians(rounds: Sequence[Figures]) -> Figures:
+def medians(rounds: Sequence[PhaseFigures]) -> PhaseFigures:
     """Return the median of each figure over the rounds that have it. Raises: ValueError without rounds."""
     if not rounds:
         raise ValueError("medians need at least one round")
-    return Figures(*(_middle([getattr(each, figure.name) for each in rounds]) for figure in fields(Figures)))
+    return PhaseFigures(*(_middle([getattr(each, figure.name) for each in rounds]) for figure in fields(PhaseFigures)))
 
 
-def judge(rounds: Mapping[LoadPhase, Sequence[Figures]], of_steps: bool = False) -> IsolationVerdict | None:
+def judge(rounds: Mapping[LoadPhase, Sequence[PhaseFigures]], of_steps: bool = False) -> IsolationVerdict | None:
     """Judge the rounds; None without a quiet or a saturated phase. `of_steps`: use decode steps, not client times."""
     quiet, saturated = rounds.get(LoadPhase.QUIET), rounds.get(LoadPhase.SATURATED)
     if not quiet or not saturated:
@@ -139,16 +139,16 @@ def judge(rounds: Mapping[LoadPhase, Sequence[Figures]], of_steps: bool = False)
     )
 
 
-def _throughput_ratio(loaded: Sequence[Figures], quiet: Sequence[Figures]) -> float:
+def _throughput_ratio(loaded: Sequence[PhaseFigures], quiet: Sequence[PhaseFigures]) -> float:
     return median([a.answer_tokens_per_s / b.answer_tokens_per_s for a, b in zip(loaded, quiet, strict=True)])
 
 
-def _ratio(loaded: Sequence[Figures], quiet: Sequence[Figures], of_steps: bool) -> float:
+def _ratio(loaded: Sequence[PhaseFigures], quiet: Sequence[PhaseFigures], of_steps: bool) -> float:
     """Return p99 of a phase over p99 of the quiet phase in the same round, as the median over rounds."""
     return median([_p99(a, of_steps) / _p99(b, of_steps) for a, b in zip(loaded, quiet, strict=True)])
 
 
-def _p99(figures: Figures, of_steps: bool) -> float:
+def _p99(figures: PhaseFigures, of_steps: bool) -> float:
     times = figures.step if of_steps and figures.step else figures.tbt
     return times.p99
 
@@ -167,7 +167,7 @@ def _middle(values: Sequence[Any]) -> Any:
     return TimeSpread(*(median([getattr(spread, part.name) for spread in there]) for part in fields(TimeSpread)))
 
 
-Rounds = Mapping[str, Mapping[LoadPhase, Sequence[Figures]]]  # figures of each round, by variant and phase
+Rounds = Mapping[str, Mapping[LoadPhase, Sequence[PhaseFigures]]]  # figures of each round, by variant and phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class Report:
     quantize: str
     cores: tuple[int, ...]
     load: PhaseLoad
-    objectives: Objectives
+    objectives: LoadObjectives
     rounds: Rounds
 
 
@@ -246,7 +246,7 @@ def as_json(report: Report) -> Result:
     )
 
 
-def _kept(phases: Mapping[LoadPhase, Sequence[Figures]]) -> Promise | None:
+def _kept(phases: Mapping[LoadPhase, Sequence[PhaseFigures]]) -> Promise | None:
     """Judge each single round of the variant with one prefill and one decode worker; None if it was not measured."""
     rounds = [dict(zip(phases, each, strict=True)) for each in zip(*phases.values(), strict=True)]
     verdicts = [judge({phase: [figures] for phase, figures in each.items()}) for each in rounds]
@@ -264,7 +264,7 @@ def as_picture(report: Report) -> str:
     return draw_bars(BarChart(title, Axis("p99, ms", is_log=True), tuple(map(str, phases)), series))
 
 
-def _bar(rounds: Sequence[Figures]) -> MeanEstimate | None:
+def _bar(rounds: Sequence[PhaseFigures]) -> MeanEstimate | None:
     p99s = [each.tbt.p99 for each in rounds]
     return MeanEstimate(medians(rounds).tbt.p99, min(p99s), max(p99s)) if p99s else None
 
@@ -273,7 +273,7 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-COLUMNS: Columns[tuple[str, Figures]] = {
+COLUMNS: Columns[tuple[str, PhaseFigures]] = {
     "": lambda row: row[0],
     "TBT p50 ms": lambda row: _number(row[1].tbt.p50, 1),
     "TBT p99": lambda row: _number(row[1].tbt.p99, 1),
@@ -293,7 +293,7 @@ COLUMNS: Columns[tuple[str, Figures]] = {
 }
 
 
-def _verdict_line(variant: str, phases: Mapping[LoadPhase, Sequence[Figures]], verdict: IsolationVerdict) -> str:
+def _verdict_line(variant: str, phases: Mapping[LoadPhase, Sequence[PhaseFigures]], verdict: IsolationVerdict) -> str:
     """Return the verdict at the client, and at the decode worker if measured."""
     of_steps = judge(phases, of_steps=True) if any(each.step for each in phases[LoadPhase.QUIET]) else None
     parts = []

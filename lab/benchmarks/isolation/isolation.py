@@ -13,8 +13,8 @@ from pathlib import Path
 
 from baton.lab.benchmarks.isolation.figures import (
     EngineTime,
-    Figures,
-    Objectives,
+    LoadObjectives,
+    PhaseFigures,
     Report,
     Step,
     as_json,
@@ -113,7 +113,7 @@ def run_isolation_bench(options: IsolationOptions) -> int:
         options.prompts_per_s,
         options.in_flight,
     )
-    objectives = Objectives(options.slo_ttft_ms, options.slo_tbt_ms)
+    objectives = LoadObjectives(options.slo_ttft_ms, options.slo_tbt_ms)
     with tempfile.TemporaryDirectory(prefix="baton-isolation-") as scratch:
         source = find_model(options.model, ROOT, Path(scratch))
         bench = _Bench(options, load, objectives, source, cores, Path(scratch))
@@ -137,7 +137,7 @@ class _Bench:
         self,
         options: IsolationOptions,
         load: PhaseLoad,
-        objectives: Objectives,
+        objectives: LoadObjectives,
         source: ModelSource,
         cores: tuple[int, ...],
         scratch: Path,
@@ -147,8 +147,8 @@ class _Bench:
         self._cores = cores
         self._scratch = scratch
 
-    async def run(self, variants: Sequence[Variant]) -> dict[str, dict[LoadPhase, list[Figures]]]:
-        rounds: dict[str, dict[LoadPhase, list[Figures]]] = {
+    async def run(self, variants: Sequence[Variant]) -> dict[str, dict[LoadPhase, list[PhaseFigures]]]:
+        rounds: dict[str, dict[LoadPhase, list[PhaseFigures]]] = {
             variant: {phase: [] for phase in PHASES[variant]} for variant in variants
         }
         for number in range(self._options.rounds):
@@ -158,7 +158,7 @@ class _Bench:
                         rounds[variant][phase].append(await self._measure(serving, phase, seed=number))
         return rounds
 
-    async def _measure(self, serving: Serving, phase: LoadPhase, seed: int) -> Figures:
+    async def _measure(self, serving: Serving, phase: LoadPhase, seed: int) -> PhaseFigures:
         if phase is LoadPhase.FLOOR:
             ready = self._scratch / f"floor-{seed}"
             flags = ["--model", str(self._source.folder), "--dtype", self._options.dtype]
@@ -171,7 +171,7 @@ class _Bench:
                 return await self._figures(serving, phase, seed)
         return await self._figures(serving, phase, seed)
 
-    async def _figures(self, serving: Serving, phase: LoadPhase, seed: int) -> Figures:
+    async def _figures(self, serving: Serving, phase: LoadPhase, seed: int) -> PhaseFigures:
         threads = serving.threads
         on_window = (lambda: None) if threads is None else threads.look
         vocab_size = await serving.target.prepare() or DEFAULT_VOCAB_SIZE

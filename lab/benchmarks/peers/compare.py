@@ -192,23 +192,23 @@ def run_peers_bench(options: PeersOptions) -> int:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-peers-")))
         checkpoint = find_model(options.model, ROOT, scratch).folder
-        contest = Contest(stack, note)
-        contest.start(options, checkpoint, scratch)
-        rounds = contest.measure(options, vocab_size(checkpoint))
+        comparison = EngineComparison(stack, note)
+        comparison.start(options, checkpoint, scratch)
+        rounds = comparison.measure(options, vocab_size(checkpoint))
     rows = make_rows(rounds, options.prompt_tokens)
     if options.picture is not None and all(row.name == OURS for row in rows):
         note("no peer was measured: there is no ratio to draw")
     elif options.picture is not None:
         options.picture.write_text(as_picture(rows, _title(options, checkpoint)))
     if options.json:
-        report = as_json(_work(options, checkpoint), contest.contestants, rows, rounds)
+        report = as_json(_work(options, checkpoint), comparison.contestants, rows, rounds)
         print(json.dumps(report, indent=2))
     else:
-        _print_table(options, checkpoint, contest.contestants, rows)
+        _print_table(options, checkpoint, comparison.contestants, rows)
     return 0
 
 
-class Contest:
+class EngineComparison:
     """Comparison of engines. `contestants`: engines with their states. `stack` ends their processes when it exits."""
 
     def __init__(self, stack: ExitStack, note: Callable[[str], None]) -> None:

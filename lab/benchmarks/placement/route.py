@@ -14,16 +14,16 @@ from baton.lab.benchmarks.placement.policies import BASELINES, PlacedByRouter
 from baton.lab.benchmarks.placement.simulation import (
     Chooser,
     PlacementRun,
+    PlacementSimulation,
     SimulatedPrompt,
     SimulatedWorkers,
-    Simulation,
     Speeds,
     pooled_hit_rate,
 )
 from baton.lab.benchmarks.placement.traces import TraceArrival, from_zero, make_trace, read_trace, total_blocks
 from baton.lab.commands.bench_options import FilesSeen, RouteOptions
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
-from baton.lab.report.result import Columns, Shown, show, write_pictures
+from baton.lab.report.result import Columns, ResultForm, show, write_pictures
 from baton.lab.report.statistics import percentile
 from baton.router.placement.policies import Strategy
 
@@ -195,7 +195,7 @@ def run_route(options: RouteOptions) -> int:
     name = options.trace.stem if options.trace is not None else options.shape
     write_pictures(options.pictures, pictures(figures, name))
     measures = ("router/placement", "router/cache", "lab/benchmarks/placement")
-    show(figures, options.json, Shown(COLUMNS, lambda each: each.policy, measures), note_of(figures))
+    show(figures, options.json, ResultForm(COLUMNS, lambda each: each.policy, measures), note_of(figures))
     return 0
 
 
@@ -215,7 +215,7 @@ def simulate_all(
         files = FileOptions(options.file_blocks, options.workers_per_directory, options.file_gb_per_s, known)
     for policy in policies_of(options):
         world = SimulatedWorkers.of(options.workers, options.blocks_per_worker, speeds, files)
-        run = Simulation(world, make_chooser(policy, options.workers)).run(arrivals)
+        run = PlacementSimulation(world, make_chooser(policy, options.workers)).run(arrivals)
         figures.append(figures_of(policy, run, bounds, options.workers))
         note(f"{policy}: hit rate {figures[-1].hit_rate:.3f}, {figures[-1].ttft_mean_ms:,.0f} ms to first token")
     return figures

@@ -246,7 +246,7 @@ class PlacementRun:
     token_gaps_ms: list[float] = field(default_factory=list)  # time between tokens, one value per answer
 
 
-class Simulation:
+class PlacementSimulation:
     def __init__(self, world: SimulatedWorkers, chooser: Chooser) -> None:
         self._world = world
         self._chooser = chooser

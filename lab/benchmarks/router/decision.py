@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
-from baton.lab.report.result import Columns, Shown, show, write_pictures
+from baton.lab.report.result import Columns, ResultForm, show, write_pictures
 from baton.lab.report.statistics import percentile
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import Cluster
@@ -180,7 +180,7 @@ def run_scaled(folder: Path | None, as_json: bool, decisions: int = 1000) -> int
     costs += [measure(USUAL_WORKERS, tokens, decisions) for tokens in PROMPT_TOKENS if tokens != USUAL_TOKENS]
     costs.append(measure(WORKERS[-1], PROMPT_TOKENS[-1], decisions))
     write_pictures(folder, {"route-decision": as_picture(costs)})
-    named = Shown(COLUMNS, lambda cost: f"{cost.workers} workers, {cost.prompt_tokens} tokens", MEASURES)
+    named = ResultForm(COLUMNS, lambda cost: f"{cost.workers} workers, {cost.prompt_tokens} tokens", MEASURES)
     show(costs, as_json, named, note(costs))
     return 0
 

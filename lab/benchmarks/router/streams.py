@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from baton.lab.benchmarks.router.worker import FLOOR_METHOD, MARKS_METHOD, TIME_BYTES
-from baton.lab.harness.processes import HOST, our_program, running, serves, split_cores
+from baton.lab.harness.processes import HOST, listens, our_program, running, serves, split_cores
 from baton.lab.report.statistics import percentile
 from baton.process.registry.redis_server import free_port, free_ports
 from baton.protos import baton_pb2
@@ -346,15 +346,6 @@ async def floor_server(folder: Path, interval_ms: float) -> AsyncIterator[Stream
     port = free_port()
     target = f"{HOST}:{port}"
 
-    async def ready() -> bool:
-        async with grpc.aio.insecure_channel(target) as channel:
-            try:
-                async with asyncio.timeout(1.0):
-                    await channel.channel_ready()
-            except TimeoutError:
-                return False
-        return True
-
     asked = ("baton.lab.benchmarks.router.worker", "floor", port, interval_ms)
-    async with running([our_program("floor", folder, *asked, cores=split_cores()[0])], ready) as it:
+    async with running([our_program("floor", folder, *asked, cores=split_cores()[0])], lambda: listens(target)) as it:
         yield StreamStack(target, it.pid)

@@ -7,18 +7,16 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
 
-from baton.client import AsyncBatonClient, BatonClientError, Delta
 from baton.lab.benchmarks.router.decision import measure as measure_decision
 from baton.lab.benchmarks.router.worker import FIRST_LETTER, VOCABULARY
 from baton.lab.benchmarks.scale.fleet import MIB, Fleet, FleetShape, fleet
 from baton.lab.benchmarks.serve.load import Job, ServiceLoad, TargetFailed, random_tokens
-from baton.lab.harness.processes import ONCE
+from baton.lab.benchmarks.serve.targets import BatonTarget
 from baton.lab.report.statistics import percentile
 from baton.launch import CommandFailed
 from baton.process.registry.worker_record import WorkerRole
@@ -33,30 +31,15 @@ def letters(tokens: int) -> list[int]:
     return [FIRST_LETTER + offset % 26 for offset in range(tokens)]
 
 
-class CheckedTarget:
+class CheckedTarget(BatonTarget):
     """Client that compares each answer with the one that all simulated workers give."""
-
-    def __init__(self, address: str) -> None:
-        self._client = AsyncBatonClient(address, timeout_s=ANSWER_S, retry=ONCE)
 
     async def answer(self, job: Job, on_piece: Callable[[], None]) -> int:
         """Send a request, and return the number of its tokens. Raises: TargetFailed."""
-        token_ids = list[int]()
-        events = self._client.generate(job.prompt, max_tokens=job.output_tokens, temperature=0.0, ignore_eos=True)
-        try:
-            async with aclosing(events):
-                async for event in events:
-                    if isinstance(event, Delta) and event.token_ids:
-                        on_piece()
-                        token_ids += event.token_ids
-        except BatonClientError as error:
-            raise TargetFailed(f"{error.code.name}: {error.message}", error.code.name) from error
+        token_ids = await self.tokens(job, on_piece)
         if token_ids != letters(job.output_tokens):
             raise TargetFailed(f"wrong tokens: {token_ids}", "WRONG")
         return len(token_ids)
-
-    async def close(self) -> None:
-        await self._client.close()
 
 
 class ChatTarget:

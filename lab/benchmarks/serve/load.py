@@ -16,7 +16,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -78,12 +78,6 @@ def poisson_arrivals_s(count: int, rate: float, burstiness: float, seed: int) ->
         arrivals.append(now)
     scale = count / rate / now if now > 0 else 1.0
     return [arrival * scale for arrival in arrivals]
-
-
-def random_arrivals_s(chance: random.Random, rate: float, begin_s: float, end_s: float) -> Iterator[float]:
-    """Yield the arrivals of a Poisson process between two times."""
-    while (begin_s := begin_s + chance.expovariate(rate)) < end_s:
-        yield begin_s
 
 
 Clock = Callable[[], float]

@@ -39,7 +39,11 @@ class BatonTarget:
         return min((model.vocab_size for model in models if self._model in ("", model.name)), default=None)
 
     async def answer(self, job: Job, on_piece: Callable[[], None]) -> int:
-        output_tokens = 0
+        return len(await self.tokens(job, on_piece))
+
+    async def tokens(self, job: Job, on_piece: Callable[[], None]) -> list[int]:
+        """Return the tokens of an answer. Raises: TargetFailed."""
+        token_ids: list[int] = []
         events = self._client.generate(
             job.prompt, max_tokens=job.output_tokens, temperature=0.0, ignore_eos=True, model=self._model
         )
@@ -48,11 +52,11 @@ class BatonTarget:
                 async for event in events:
                     if isinstance(event, Delta) and event.token_ids:
                         on_piece()
-                        output_tokens += len(event.token_ids)
+                        token_ids += event.token_ids
         except BatonClientError as error:
             come_back_s = error.details.retry_after_s
             raise TargetFailed(f"{error.code.name}: {error.message}", error.code.name, come_back_s) from error
-        return output_tokens
+        return token_ids
 
     async def close(self) -> None:
         await self._client.close()

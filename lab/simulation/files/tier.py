@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from baton.engine.runner.thread import EngineStopped
 from baton.kvtransfer.tier.records import SegmentFormat
-from baton.kvtransfer.tier.staging import PoolBlocks
+from baton.kvtransfer.tier.staging import BlockCopier
 from baton.kvtransfer.tier.store import TierStore, least_bytes
 from baton.lab.simulation.files.disk import SimulatedDisk
 from baton.text.block_groups import BlockGroups
@@ -41,7 +41,7 @@ class SimulatedTierWriter(TierWriter):
         draw: random.Random,
         clock: Callable[[], float],
         store: TierStore,
-        pool: PoolBlocks,
+        pool: BlockCopier,
         cores: frozenset[int] | None = None,
         on_sums: SumListener = IGNORE_SUMS,
     ) -> None:
@@ -155,4 +155,4 @@ def make_tier(
     size_bytes = max(least_bytes(form), shape.blocks * form.record_bytes)
     store = TierStore(disk, owner, form, size_bytes)
     options = RestoreOptions(block_tokens, pool_shape.block_bytes, shape.always, groups)
-    return KvTier(store, PoolBlocks(memory.storage, pool_shape), options, on_sums=on_sums)
+    return KvTier(store, BlockCopier(memory.storage, pool_shape), options, on_sums=on_sums)

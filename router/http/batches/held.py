@@ -28,7 +28,7 @@ OUTPUT, ERRORS = "output", "errors"
 _NUMBER = re.compile(rb'\{"id": "batch_req_[0-9a-f]+_(\d+)", ')
 
 
-class Request(NamedTuple):
+class StoredRequest(NamedTuple):
     """Request of a batch. `custom_id`: in JSON. `body`: in JSON, unchecked."""
 
     number: int
@@ -36,7 +36,7 @@ class Request(NamedTuple):
     body: bytes
 
 
-def output_line(batch_id: str, request: Request, response: bytes = b"null", error: bytes = b"null") -> bytes:
+def output_line(batch_id: str, request: StoredRequest, response: bytes = b"null", error: bytes = b"null") -> bytes:
     """Return a line of output. `response`, `error`: in JSON."""
     name = f"batch_req_{batch_id.partition('_')[2]}_{request.number}".encode()
     named = b'{"id": "%b", "custom_id": %b' % (name, request.custom_id)
@@ -105,20 +105,20 @@ class HeldBatch:
         self.batch = batch
         self._storage.save(batch)
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[StoredRequest]:
         """Yield the requests that have no line of output yet."""
         with (self._folder / REQUESTS).open("rb") as file:
             for number in range(self.batch.total):
                 custom_id, body = file.readline(), file.readline()
                 if number not in self._answered:
-                    yield Request(number, custom_id.rstrip(b"\n"), body)
+                    yield StoredRequest(number, custom_id.rstrip(b"\n"), body)
 
     def reject(self, errors: Sequence[Mapping[str, Any]]) -> None:
         """Store that the input file is invalid, and for which reasons."""
         self.save(self.batch.moved(FAILED, self._storage.now_s(), errors=errors))
         remove_folder(self._folder)
 
-    def write(self, request: Request, line: bytes, has_failed: bool) -> None:
+    def write(self, request: StoredRequest, line: bytes, has_failed: bool) -> None:
         """Append a line of output. It survives a SIGKILL of this process."""
         file = self._errors if has_failed else self._output
         rest = memoryview(line)

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from itertools import islice
 from typing import Any
 
-from baton.router.http.batches.held import HeldBatch, Request, output_line
+from baton.router.http.batches.held import HeldBatch, StoredRequest, output_line
 from baton.router.http.batches.line import LineAnswer
 from baton.router.http.batches.records import CANCELLED, COMPLETED, EXPIRED
 from baton.router.http.batches.threads import completed
@@ -20,13 +20,13 @@ CHECK_S = 1.0
 class BatchRun:
     """Run of a batch. A line whose task another one cancels is answered again later."""
 
-    def __init__(self, held: HeldBatch, answer: Callable[[Request], Coroutine[Any, Any, LineAnswer]]) -> None:
+    def __init__(self, held: HeldBatch, answer: Callable[[StoredRequest], Coroutine[Any, Any, LineAnswer]]) -> None:
         """Create a run. `answer` answers a request."""
         self._held = held
-        self._lines: dict[asyncio.Task[LineAnswer], Request] = {}
+        self._lines: dict[asyncio.Task[LineAnswer], StoredRequest] = {}
         self._answer = answer
-        self._requests: Iterator[Request] = iter(())
-        self._again = deque[Request]()
+        self._requests: Iterator[StoredRequest] = iter(())
+        self._again = deque[StoredRequest]()
         self._stored = held.batch
         self._checked_s = 0.0
 

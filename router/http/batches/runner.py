@@ -12,7 +12,7 @@ from typing import Any
 from baton.process.helper import Asks, HelperBusy, HelperFailed
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.batches.check import answered, question
-from baton.router.http.batches.held import HeldBatch, Request
+from baton.router.http.batches.held import HeldBatch, StoredRequest
 from baton.router.http.batches.line import LINE_PRIORITY, LineAnswer, LineAnswerer
 from baton.router.http.batches.records import EXPIRED, IN_PROGRESS, StoredBatch
 from baton.router.http.batches.run import BatchRun
@@ -119,7 +119,7 @@ class BatchRunner:
         await completed(held.accept_requests)
         return True
 
-    async def _answer(self, batch: StoredBatch, request: Request) -> LineAnswer:
+    async def _answer(self, batch: StoredBatch, request: StoredRequest) -> LineAnswer:
         caller, line = self._access.caller_named(batch.tenant), asyncio.current_task()
         if caller is None or line is None:
             raise asyncio.CancelledError  # the key was removed, and the run ends soon

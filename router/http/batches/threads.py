@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 async def completed(work: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs) -> Result:
-    """Run `work` on a thread until it has completed, even if this call is cancelled meanwhile."""
+    """Run `work` on a thread until it has completed, even if this call is cancelled."""
     working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(working)

@@ -13,7 +13,7 @@ from starlette.types import Receive, Send
 from baton.router.http.batches.bodies import FileForm
 from baton.router.http.batches.storage import BatchStorage, Upload
 from baton.router.http.batches.threads import on_disk
-from baton.router.http.edge.endpoint import Endpoint, HttpTransport
+from baton.router.http.edge.endpoint import HttpTransport, PostEndpoint
 from baton.router.http.edge.exchange import ClientGone, json_reply, send_reply
 from baton.router.http.edge.problem import Problem, refused, unsupported_media_type
 from baton.router.http.parse import parse
@@ -142,12 +142,12 @@ def too_large(max_file_bytes: int) -> Problem:
     return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "file", "file_too_large")
 
 
-class UploadEndpoint(Endpoint[FileForm]):
+class UploadEndpoint(PostEndpoint):
     """ASGI application of POST /v1/files."""
 
     def __init__(self, storage: BatchStorage, transport: HttpTransport, body_s: float) -> None:
         """Create the application. `body_s`: time limit for each MiB of a form, in seconds."""
-        super().__init__(FileForm, self._unused, transport)
+        super().__init__(transport)
         self._storage = storage
         self._body_s = body_s
 
@@ -194,6 +194,3 @@ class UploadEndpoint(Endpoint[FileForm]):
         except TimeoutError:
             message = f"a MiB of the body did not arrive within {self._body_s:g} s (--http-body-s)"
             raise Problem(HTTPStatus.REQUEST_TIMEOUT, message) from None
-
-    async def _unused(self, message: FileForm, call: HttpCall) -> Any:
-        raise NotImplementedError("a form is answered while it is received")

@@ -1,6 +1,7 @@
 """ASGI applications of single routes: they check access, read and parse the body, reply, and handle errors."""
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -113,6 +114,11 @@ Message = TypeVar("Message", bound=Body)
 
 
 Refuse = Callable[[TraceContext | None, RequestEnd], None]
+Observe = Callable[[HttpCall, Problem], None]
+
+
+def _unreported(*call_and_end: object) -> None:
+    """Report nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +130,13 @@ class HttpTransport:
     stall_s: float
 
 
-class Endpoint(Generic[Message]):
-    """ASGI application that answers POSTs with one type of body (`message_type`)."""
+class PostEndpoint(ABC):
+    """ASGI application that answers POSTs. A subclass reads the body."""
 
-    def __init__(
-        self,
-        message_type: type[Message],
-        answer: Callable[[Message, HttpCall], Awaitable[Reply]],
-        transport: HttpTransport,
-        refuse: Refuse = lambda trace, end: None,
-        observe: Callable[[HttpCall, Problem], None] = lambda call, problem: None,
-    ) -> None:
+    def __init__(self, transport: HttpTransport, refuse: Refuse = _unreported, observe: Observe = _unreported) -> None:
         """Create the endpoint. `refuse`: called for each call that ends before it becomes a request. `observe`: called
         with each error before it is sent.
         """
-        self.message_type = message_type
-        self._answer = answer
         self.transport = transport
         self._refuse = refuse
         self._observe = observe
@@ -172,16 +169,35 @@ class Endpoint(Generic[Message]):
             logger.warning("client stalled: no bytes read for %g s; closing the connection", stall_s)
             abort_of(scope)()
 
+    @abstractmethod
     async def _handle(self, headers: Headers, call: HttpCall, receive: Receive, send: Send) -> None:
         """Read the body and answer it. Raises: Problem if nothing was sent yet, ClientGone, Stalled."""
-        check_content(headers)
-        with await self.transport.bodies.read(headers, receive) as body:
-            await unless_gone(receive, self._respond(body, call, send))
 
     def _ended(self, call: HttpCall, end: RequestEnd) -> None:
         """Report the end of a call that did not become a request. The end of a request is reported elsewhere."""
         if call.reader.requests == 0:
             self._refuse(call.trace, end)
+
+
+class Endpoint(PostEndpoint, Generic[Message]):
+    """ASGI application that answers POSTs with one type of body (`message_type`)."""
+
+    def __init__(
+        self,
+        message_type: type[Message],
+        answer: Callable[[Message, HttpCall], Awaitable[Reply]],
+        transport: HttpTransport,
+        refuse: Refuse = _unreported,
+        observe: Observe = _unreported,
+    ) -> None:
+        super().__init__(transport, refuse, observe)
+        self.message_type = message_type
+        self._answer = answer
+
+    async def _handle(self, headers: Headers, call: HttpCall, receive: Receive, send: Send) -> None:
+        check_content(headers)
+        with await self.transport.bodies.read(headers, receive) as body:
+            await unless_gone(receive, self._respond(body, call, send))
 
     async def _respond(self, body: RequestBody, call: HttpCall, send: Send) -> None:
         """Parse the body and send the answer. Raises: Problem if nothing was sent yet, Stalled."""

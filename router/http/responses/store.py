@@ -20,7 +20,6 @@ from baton.router.http.responses.items import Item
 MAX_RECORD_BYTES = 1 << 20
 """Maximum size of a conversation, in bytes: parsing its JSON blocks the event loop for some milliseconds."""
 _ITEM_BYTES = 200
-_LONG_FIELDS = ("arguments", "output", "name", "encrypted_content")
 _NO_ANSWER = "Redis, which stores the responses, does not answer"
 
 

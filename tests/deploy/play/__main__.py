@@ -22,7 +22,7 @@ from typing import Any
 
 from baton.client import BatonClientError
 from baton.lab.report.result import DEMO, SERVICE, judge_rounds, make_result, write_result
-from tests.deploy.play.cluster import DECODE, PREFILL, REDIS, ROUTER, Cluster, Replaced
+from tests.deploy.play.cluster import DECODE, PREFILL, REDIS, ROUTER, KubernetesCluster, Replaced
 from tests.deploy.play.entry import Entry, secure_entry
 from tests.deploy.play.load import TOKENS, Compared, Load, Stream
 from tests.deploy.play.podman import GATEWAY, Node, PlayFailed, podman
@@ -42,7 +42,7 @@ class Seen:
     seen: str
 
 
-async def play(cluster: Cluster, entry: Entry) -> tuple[list[Seen], dict[str, Any]]:
+async def play(cluster: KubernetesCluster, entry: Entry) -> tuple[list[Seen], dict[str, Any]]:
     """Run all steps and return what was seen, with figures. Raises: PlayFailed."""
     seen = [await _started(cluster), await _answered(cluster, entry), await _locked(cluster)]
     load = Load(entry, NAME, cluster.http_addresses)
@@ -65,7 +65,7 @@ async def play(cluster: Cluster, entry: Entry) -> tuple[list[Seen], dict[str, An
     return seen, figures | asdict(compared)
 
 
-async def _started(cluster: Cluster) -> Seen:
+async def _started(cluster: KubernetesCluster) -> Seen:
     begun = time.monotonic()
     for owner in (REDIS, PREFILL, DECODE, ROUTER):
         await cluster.start(owner)
@@ -73,7 +73,7 @@ async def _started(cluster: Cluster) -> Seen:
     return Seen("start", f"{count} pods ready after {time.monotonic() - begun:.0f} s, one set after another")
 
 
-async def _answered(cluster: Cluster, entry: Entry) -> Seen:
+async def _answered(cluster: KubernetesCluster, entry: Entry) -> Seen:
     async with entry.http() as http:
         body = {"model": "tableqa", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 60}
         answer = await http.post(entry.address(cluster.http_addresses()[0], "/v1/chat/completions"), json=body)
@@ -86,7 +86,7 @@ async def _answered(cluster: Cluster, entry: Entry) -> Seen:
     return Seen("one request", f"{QUESTION!r}, over HTTP and gRPC: {over_http.strip()!r}")
 
 
-async def _locked(cluster: Cluster) -> Seen:
+async def _locked(cluster: KubernetesCluster) -> Seen:
     return Seen("a worker's container", " ".join((await cluster.look(DECODE, LOOK)).split()))
 
 
@@ -100,7 +100,7 @@ def _rolled(owner: str, replaced: Sequence[Replaced], streams: Sequence[Stream],
     return Seen(f"every pod of {owner} replaced", f"{pods}; {counted}")
 
 
-async def _scaled(cluster: Cluster, entry: Entry) -> list[Seen]:
+async def _scaled(cluster: KubernetesCluster, entry: Entry) -> list[Seen]:
     ready_s = await cluster.start(DECODE, 1)
     name = cluster.pods[DECODE][-1].name
     begun = time.monotonic()
@@ -124,7 +124,7 @@ async def _scaled(cluster: Cluster, entry: Entry) -> list[Seen]:
     ]
 
 
-async def _steps(cluster: Cluster, entry: Entry, worker: str) -> int:
+async def _steps(cluster: KubernetesCluster, entry: Entry, worker: str) -> int:
     """Return the number of a worker's steps, from a router's metrics; an answer takes one step per token."""
     async with entry.http() as http:
         text = (await http.get(entry.address(cluster.http_addresses()[0], "/metrics"))).raise_for_status().text
@@ -153,7 +153,7 @@ def main() -> int:
             for image in sorted({container["image"] for _, _, container in containers(objects)}):
                 podman("image", "exists", image)
             node.open()
-            seen, figures = asyncio.run(play(Cluster(node, objects, entry.secrets), entry))
+            seen, figures = asyncio.run(play(KubernetesCluster(node, objects, entry.secrets), entry))
         except (PlayFailed, BatonClientError) as failure:
             print(f"failed: {failure}", file=sys.stderr)
             return 1

@@ -25,7 +25,7 @@ class Replaced:
     ready_s: float
 
 
-class Cluster:
+class KubernetesCluster:
     """Pods by set. Each pod gets a new address, as in Kubernetes."""
 
     def __init__(self, node: Node, objects: tuple[Object, ...], secrets: Mapping[str, Path]) -> None:

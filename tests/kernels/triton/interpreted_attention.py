@@ -34,11 +34,6 @@ SCORINGS = {
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy meets the poison
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 def check_decode(
     pool: PagedPool, query: torch.Tensor, contexts: Sequence[int], scoring: Scoring, splits: int | None = None
 ) -> None:

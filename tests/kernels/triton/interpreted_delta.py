@@ -20,9 +20,8 @@ ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7}
 
 
 @pytest.fixture(autouse=True)
-def seeded_and_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In few tiles, since the interpreter takes its time for each."""
-    torch.manual_seed(0)
     monkeypatch.setattr(delta, "DELTA_VALUES", 64)
     monkeypatch.setattr(delta, "DELTA_ROWS", 4)
     with on_the_interpreter():

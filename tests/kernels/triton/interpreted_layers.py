@@ -22,11 +22,6 @@ ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-9
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy meets the poison
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("gate", Gate)
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -20,11 +20,6 @@ VOCAB = 9300  # of five parts
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy meets -inf
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 def check_samples(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> None:
     rows = len(logits)
     uniform = torch.rand(rows, dtype=torch.float64)

@@ -3,7 +3,7 @@
 import hashlib
 import tracemalloc
 
-from baton.kvtransfer.tier.index import Place, TierIndex
+from baton.kvtransfer.tier.index import SegmentSlot, TierIndex
 
 NAMES = [hashlib.sha256(bytes([number])).digest() for number in range(10)]
 BYTES_PER_BLOCK = 150
@@ -14,7 +14,7 @@ def test_a_name_is_found_where_it_was_added_first() -> None:
     index.add(1, NAMES[0])
     index.add(1, NAMES[1])
     index.add(2, NAMES[1])
-    assert (index.find(NAMES[1]), index.find(NAMES[2]), len(index)) == (Place(1, 1), None, 2)
+    assert (index.find(NAMES[1]), index.find(NAMES[2]), len(index)) == (SegmentSlot(1, 1), None, 2)
 
 
 def test_known_counts_from_the_first_name_on() -> None:
@@ -28,7 +28,7 @@ def test_a_damaged_record_takes_a_place_and_no_name() -> None:
     index = TierIndex()
     index.add(1, None)
     index.add(1, NAMES[0])
-    assert (index.find(NAMES[0]), index.slots(1), len(index)) == (Place(1, 1), 2, 1)
+    assert (index.find(NAMES[0]), index.slots(1), len(index)) == (SegmentSlot(1, 1), 2, 1)
 
 
 def test_dropping_a_segment_leaves_what_others_have() -> None:
@@ -37,7 +37,7 @@ def test_dropping_a_segment_leaves_what_others_have() -> None:
     index.add(2, NAMES[0])
     index.add(2, NAMES[1])
     assert index.drop(2) == 1
-    assert (index.find(NAMES[0]), index.find(NAMES[1]), index.slots(2)) == (Place(1, 0), None, 0)
+    assert (index.find(NAMES[0]), index.find(NAMES[1]), index.slots(2)) == (SegmentSlot(1, 0), None, 0)
     assert index.drop(2) == 0
 
 
@@ -47,7 +47,7 @@ def test_a_block_that_is_forgotten_can_be_added_anew() -> None:
     index.forget(NAMES[0])
     assert index.find(NAMES[0]) is None
     index.add(2, NAMES[0])
-    assert (index.find(NAMES[0]), index.drop(1), len(index)) == (Place(2, 0), 0, 1)
+    assert (index.find(NAMES[0]), index.drop(1), len(index)) == (SegmentSlot(2, 0), 0, 1)
 
 
 def test_a_million_blocks_take_less_memory_than_stated() -> None:

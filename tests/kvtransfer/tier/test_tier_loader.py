@@ -10,7 +10,7 @@ import torch
 from baton.kvtransfer.slices import PoolShape
 from baton.kvtransfer.tier import loader as module
 from baton.kvtransfer.tier.loader import TierLoader
-from baton.kvtransfer.tier.staging import PoolBlocks
+from baton.kvtransfer.tier.staging import BlockCopier
 from baton.kvtransfer.tier.store import TierStore
 from tests.fixtures.faulty_disk import FaultyDisk
 from tests.fixtures.tier_blocks import FORMAT, bytes_of, name_of, named_blocks, segment_files, store_in
@@ -29,7 +29,7 @@ class World:
         self.store: TierStore = store_in(self.disk, blocks=64 * BLOCKS)
         self.store.put(named_blocks(NUMBERS))
         self.memory = torch.zeros(BLOCKS * FORMAT.block_bytes, dtype=torch.uint8)
-        self.loader = TierLoader(self.store, PoolBlocks(self.memory, PoolShape(BLOCKS, FORMAT.block_bytes)))
+        self.loader = TierLoader(self.store, BlockCopier(self.memory, PoolShape(BLOCKS, FORMAT.block_bytes)))
         self.blocks = NUMBERS[::-1]
 
     def right(self) -> int:

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from baton.lab.benchmarks.agents.figures import MeasuredSession, MeasuredTurn, measure
-from baton.lab.benchmarks.agents.worker import ANSWER_HALF, ANSWER_STARTED, PromptEvent
+from baton.lab.benchmarks.agents.worker import ANSWER_HALF, ANSWER_STARTED, AgentEvent
 
 
-def started(request: str, step: int | None, prompt: Sequence[int], answer: Sequence[int] = ()) -> PromptEvent:
-    return PromptEvent(ANSWER_STARTED, step, 1, request, prompt, answer)
+def started(request: str, step: int | None, prompt: Sequence[int], answer: Sequence[int] = ()) -> AgentEvent:
+    return AgentEvent(ANSWER_STARTED, step, 1, request, prompt, answer)
 
 
 def span(request: str, cached_tokens: int, outcome: str = "answered") -> dict[str, Any]:
@@ -26,7 +26,7 @@ def span(request: str, cached_tokens: int, outcome: str = "answered") -> dict[st
 def test_measure_counts_complete_blocks_of_earlier_prompts_and_answers_as_reusable() -> None:
     events = [
         started("one", 0, range(10), [10, 11]),
-        PromptEvent(ANSWER_HALF, 0, 1, "one"),
+        AgentEvent(ANSWER_HALF, 0, 1, "one"),
         started("one", 0, range(10), [10, 11]),  # a second attempt
         started("two", 1, range(14)),
     ]

@@ -7,7 +7,7 @@ import pytest
 
 from baton.lab.benchmarks.goodput.figures import GoodputFigures
 from baton.lab.benchmarks.goodput.report import GoodputReport, as_result, as_table, judge_report, pictures_of
-from baton.lab.benchmarks.goodput.verdict import Contest, Finding, dominates, judge_contest
+from baton.lab.benchmarks.goodput.verdict import Contest, PromiseFinding, dominates, judge_contest
 from baton.process.objectives import LatencyObjectives
 
 PLAIN = GoodputFigures(
@@ -35,7 +35,7 @@ def contest(ours: dict[float, GoodputFigures], **more: Any) -> Contest:
     return Contest(ours, **{**settings, **more})
 
 
-def found(index: int, *arguments: Any, **more: Any) -> Finding:
+def found(index: int, *arguments: Any, **more: Any) -> PromiseFinding:
     return judge_contest(contest(*arguments, **more))[index]
 
 

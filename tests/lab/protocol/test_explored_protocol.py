@@ -6,22 +6,22 @@ from dataclasses import replace
 import pytest
 
 from baton.lab.protocol import participants
-from baton.lab.protocol.cluster import Cluster
+from baton.lab.protocol.cluster import ClusterStates
 from baton.lab.protocol.explorer import RequestGraph, Violated
-from baton.lab.protocol.participants import MoveKind, Shape, Step
+from baton.lab.protocol.participants import ClusterSize, MoveKind, Step
 from baton.lab.protocol.state import AnswerPhase, CopyPhase, SpecAttempt, SpecRequest
 
-ONE_OF_EACH = Shape(routers=1, prefill=1, decode=1, deaths=1)
+ONE_OF_EACH = ClusterSize(routers=1, prefill=1, decode=1, deaths=1)
 
 
-def explore(shape: Shape) -> Cluster:
-    cluster = Cluster(RequestGraph(shape))
+def explore(shape: ClusterSize) -> ClusterStates:
+    cluster = ClusterStates(RequestGraph(shape))
     cluster.explore()
     return cluster
 
 
 def test_two_of_each_process_with_one_death_answer_both_requests() -> None:
-    explored = explore(Shape(deaths=1, blocks=1)).explored
+    explored = explore(ClusterSize(deaths=1, blocks=1)).explored
     assert set(explored.ends) == {"answered and answered", "answered and left", "left and left"}
     assert explored.states > 100_000
 
@@ -42,7 +42,7 @@ def test_copies_are_torn_and_no_answer_starts_from_one() -> None:
     assert valid and all(attempt.sound == attempt.landed for attempt in valid)
 
 
-def confirms_early(attempt: SpecAttempt, shape: Shape) -> bool:
+def confirms_early(attempt: SpecAttempt, shape: ClusterSize) -> bool:
     return attempt.first and attempt.copy is not CopyPhase.NONE
 
 

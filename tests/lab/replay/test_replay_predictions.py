@@ -6,7 +6,7 @@ import pytest
 
 from baton.lab.replay.fit import Work, fit_steps, gap_between_steps_s
 from baton.lab.replay.load import InventedPrompts, calls_of
-from baton.lab.replay.predict import PredictedRequest, WhatIf, simulation_of
+from baton.lab.replay.predict import PredictedRequest, WhatIf, scenario_of
 from baton.lab.replay.report import TtftPair, prediction_error
 from baton.lab.sizing.runner import TOKEN
 from baton.launch import CommandFailed
@@ -57,12 +57,12 @@ def test_calls_fill_caches_that_were_warm_before_the_record() -> None:
 
 def test_simulation_without_an_unknown_request_is_refused() -> None:
     with pytest.raises(CommandFailed, match="--without r-9: the record has no such request"):
-        simulation_of(record_of(REQUESTS), WhatIf(without=("r-9",)))
+        scenario_of(record_of(REQUESTS), WhatIf(without=("r-9",)))
 
 
-def test_simulation_of_a_change_has_fewer_requests_and_more_workers() -> None:
+def test_scenario_of_a_change_has_fewer_requests_and_more_workers() -> None:
     record = record_of(REQUESTS, [steps_of([(0, each) for each in REQUESTS])])
-    changed = simulation_of(record, WhatIf(("r-1",), add_prefill=1, add_decode=2))
+    changed = scenario_of(record, WhatIf(("r-1",), add_prefill=1, add_decode=2))
     assert changed is not None
     assert [each.request_id for each in changed.requests] == ["r-0", "r-2"]
     assert (changed.shape.prefill, changed.shape.decode) == (1, 3)

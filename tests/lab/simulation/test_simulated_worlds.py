@@ -23,7 +23,7 @@ from baton.lab.simulation.redis import SimulatedRedis, SimulatedRegistry
 from baton.lab.simulation.world import WorldOptions, WorldResult, run_seed
 from baton.process.registry.redis_registry import TTL_MS, Announced, RegistryUnavailable
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
-from baton.router.model.served_model import ModelSource
+from baton.router.model.served_model import ServedModelSettings
 from baton.router.types.worker import WorkerDescription
 from baton.text.block_groups import ONE_GROUP
 
@@ -168,7 +168,7 @@ def test_a_router_that_stands_still_holds_no_turn_of_others() -> None:
     still, other = SimulatedProcess("still"), SimulatedProcess("other")
 
     def encode(process: SimulatedProcess) -> asyncio.Task[tuple[int, ...]]:
-        served = served_model(description, ModelSource(None, None, 0, ""))
+        served = served_model(description, ServedModelSettings(None, None, 0, ""))
         return spawn(loop, process, served.tokenizer.encode("a", True), process.name)
 
     async def scenario() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from baton.router.http.batches.check import check
-from baton.router.http.batches.held import HeldBatch, Request, output_line
+from baton.router.http.batches.held import HeldBatch, StoredRequest, output_line
 from baton.router.http.batches.records import COMPLETED, IN_PROGRESS, StoredBatch
 from baton.router.http.batches.storage import BatchBounds, BatchStorage
 from baton.router.http.batches.upload import FormReader, ReceivedForm
@@ -42,7 +42,7 @@ def taken(storage: BatchStorage) -> HeldBatch:
     return held
 
 
-def answer(held: HeldBatch, request: Request) -> None:
+def answer(held: HeldBatch, request: StoredRequest) -> None:
     held.write(request, output_line(held.batch.id, request, b'{"status_code": 200}'), False)
 
 

@@ -58,7 +58,6 @@ ROUTES: dict[str, type[BaseModel]] = {
     RESPONSE: ResponseRequest,
     "/generate": GenerateRequest,
 }
-TOOL = {"type": "function", "function": {"name": "f"}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 COMPACT = json.dumps(SCHEMA, separators=(",", ":"))
 FORMS: list[tuple[str, Any, int, str]] = [

@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from baton.process.registry.redis_responses import RedisResponses, ResponseBounds
-from baton.process.registry.redis_server import RedisServer, start_redis_server
+from baton.process.registry.redis_server import RedisServer
 from baton.router.http.responses.store import MAX_RECORD_BYTES, MemoryRecords, Records
 from tests.router.http.conftest import Gateway
 from tests.router.http.test_http_keys import shown
@@ -17,17 +17,12 @@ from tests.router.http.test_responses import CALL, PATH, TOOL
 BOUNDS = ResponseBounds(ttl_s=60.0, per_owner=3, bytes_per_owner=100, all_bytes=150)
 
 
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    server = start_redis_server()
-    yield server
-    server.stop()
-
-
 @pytest.fixture(params=["memory", "redis"])
-async def records(request: pytest.FixtureRequest, redis: RedisServer) -> AsyncIterator[Records]:
+async def records(request: pytest.FixtureRequest, module_redis: RedisServer) -> AsyncIterator[Records]:
     namespace = request.node.name
-    made: Records = MemoryRecords(BOUNDS) if request.param == "memory" else RedisResponses(redis.url, namespace, BOUNDS)
+    made: Records = (
+        MemoryRecords(BOUNDS) if request.param == "memory" else RedisResponses(module_redis.url, namespace, BOUNDS)
+    )
     yield made
     await made.close()
 
@@ -101,8 +96,8 @@ async def test_in_memory_a_record_is_gone_in_time() -> None:
     assert await there(records, "2") == [] and records.all_bytes == 0
 
 
-async def test_on_redis_everything_has_a_time_to_live(redis: RedisServer) -> None:
-    records = RedisResponses(redis.url, "lives", BOUNDS)
+async def test_on_redis_everything_has_a_time_to_live(module_redis: RedisServer) -> None:
+    records = RedisResponses(module_redis.url, "lives", BOUNDS)
     await records.put("a", "1", b"x")
     keys = [key async for key in records.redis.scan_iter(match=records.key("*"))]
     assert len(keys) == 5
@@ -111,8 +106,8 @@ async def test_on_redis_everything_has_a_time_to_live(redis: RedisServer) -> Non
     await records.close()
 
 
-async def test_on_redis_records_that_are_gone_are_not_counted(redis: RedisServer) -> None:
-    short = RedisResponses(redis.url, "short", ResponseBounds(0.05, 3, 100, 150))
+async def test_on_redis_records_that_are_gone_are_not_counted(module_redis: RedisServer) -> None:
+    short = RedisResponses(module_redis.url, "short", ResponseBounds(0.05, 3, 100, 150))
     await short.put("a", "1", b"x" * 90)
     async with asyncio.timeout(5.0):
         while await short.get("a", "1") is not None:
@@ -228,9 +223,9 @@ async def test_without_keys_callers_are_told_apart_by_what_they_show(gateway: Ga
 
 
 @pytest.fixture
-def on_redis(redis: RedisServer, settings: dict[str, Any]) -> str:
-    settings |= {"redis_url": redis.url, "namespace": "http", "planner": "off"}
-    return redis.url
+def on_redis(module_redis: RedisServer, settings: dict[str, Any]) -> str:
+    settings |= {"redis_url": module_redis.url, "namespace": "http", "planner": "off"}
+    return module_redis.url
 
 
 async def test_on_redis_another_gateway_continues_it(on_redis: str, gateway: Gateway) -> None:

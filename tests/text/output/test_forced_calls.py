@@ -38,8 +38,6 @@ PICK = {
 }
 SCHEMAS: Mapping[str, Mapping[str, Any]] = {"weather": CITY, "pick": PICK}
 ROME = '{"city": "Rome"}'
-SOURCES = {"mistral": ["", "[ARGS]"], "deepseek": ["", "```json"], "pythonic": ["", "<|python_start|>"]}
-"""Of templates that know a variant of the format."""
 WRITTEN = {
     ("hermes", ""): f'<tool_call>\n{{"name": "weather", "arguments": {ROME}}}\n</tool_call>',
     ("llama", ""): f'{{"name": "weather", "parameters": {ROME}}}',

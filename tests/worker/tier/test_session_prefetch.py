@@ -15,7 +15,7 @@ from baton.engine.kv_cache.eviction import SessionCounts
 from baton.engine.kv_cache.sessions import SessionTurn
 from baton.kvtransfer.slices import PoolShape
 from baton.kvtransfer.tier.memory import MemoryDisk
-from baton.kvtransfer.tier.staging import PoolBlocks
+from baton.kvtransfer.tier.staging import BlockCopier
 from baton.kvtransfer.tier.store import TierStore
 from baton.worker.tier import prefetch
 from baton.worker.tier.prefetch import LEAD_S, Prefetcher
@@ -139,7 +139,7 @@ async def test_files_outlive_their_process_unless_they_cannot_be_written(tmp_pat
 
 def test_host_memory_ends_with_its_process() -> None:
     store = TierStore(MemoryDisk(), "w-0", FORMAT, 1000 * FORMAT.record_bytes)
-    pool = PoolBlocks(torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8), PoolShape(BLOCKS, BLOCK_BYTES))
+    pool = BlockCopier(torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8), PoolShape(BLOCKS, BLOCK_BYTES))
     tier = KvTier(store, pool, RestoreOptions(BLOCK_TOKENS, BLOCK_BYTES), memory=store)
     store.open()
     try:

@@ -15,7 +15,7 @@ from baton.engine.kv_cache.block_pool import Watch
 from baton.engine.runner.thread import EngineStopped
 from baton.kvtransfer.slices import PoolShape
 from baton.kvtransfer.tier.files import RealDisk
-from baton.kvtransfer.tier.staging import PoolBlocks, Staging
+from baton.kvtransfer.tier.staging import BlockCopier, Staging
 from baton.kvtransfer.tier.store import TierStore
 from baton.worker.tier.writer import IGNORE_SUMS, Blocks, SumListener, TierWriter
 from tests.fixtures.faulty_disk import FaultyDisk
@@ -64,8 +64,8 @@ class FakeEngine:
         return Blocks(self.watch, self.unwatch)
 
     @property
-    def pool(self) -> PoolBlocks:
-        return PoolBlocks(self.memory, PoolShape(BLOCKS, FORMAT.block_bytes))
+    def pool(self) -> BlockCopier:
+        return BlockCopier(self.memory, PoolShape(BLOCKS, FORMAT.block_bytes))
 
 
 def names(numbers: Sequence[int]) -> list[bytes]:
@@ -218,8 +218,8 @@ def test_blocks_of_a_pool_in_parts_come_back_into_such_a_pool(parts: int) -> Non
     shape = PoolShape(6, 64, rows=2, parts=parts)
     pool = torch.randint(256, (6 * 64,), dtype=torch.uint8)
     other, staging = torch.zeros_like(pool), Staging(3, 64)
-    PoolBlocks(pool, shape).copy_out([4, 0, 2], staging)
-    PoolBlocks(other, shape).copy_in(staging, [4, 0, 2])
+    BlockCopier(pool, shape).copy_out([4, 0, 2], staging)
+    BlockCopier(other, shape).copy_in(staging, [4, 0, 2])
     pieces, others = pool.view(parts, 6, -1), other.view(parts, 6, -1)
     assert others[:, [4, 0, 2]].equal(pieces[:, [4, 0, 2]])
     assert not others[:, [1, 3, 5]].any()
@@ -228,8 +228,8 @@ def test_blocks_of_a_pool_in_parts_come_back_into_such_a_pool(parts: int) -> Non
 def test_blocks_come_back_into_every_copy_of_a_pool() -> None:
     shape, pool = PoolShape(6, 64), torch.randint(256, (6 * 64,), dtype=torch.uint8)
     other, copy, staging = torch.zeros_like(pool), torch.zeros_like(pool), Staging(2, 64)
-    PoolBlocks(pool, shape).copy_out([4, 0], staging)
-    PoolBlocks(other, shape, (copy,)).copy_in(staging, [1, 5])
+    BlockCopier(pool, shape).copy_out([4, 0], staging)
+    BlockCopier(other, shape, (copy,)).copy_in(staging, [1, 5])
     assert other.any() and other.equal(copy)
     assert other.view(6, -1)[[1, 5]].equal(pool.view(6, -1)[[4, 0]])
 

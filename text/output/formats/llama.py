@@ -37,23 +37,10 @@ class LlamaReader(FormatReader):
 
     def _in_call(self) -> bool:
         call = self._call
-        place = 0
-        for place, letter in enumerate(self._held):  # noqa: B007, of the last
-            was_named = call.name is not None
-            try:
-                call.push(letter)
-            except NotACall:
-                return self._only_text()
-            if not was_named and call.name is not None:
-                if call.name not in self._schemas:
-                    return self._only_text()
-                self._begin(call.name)
-            if call.closed:
-                break
-        self._take(place if call.failed else place + 1)
-        if call.name is not None:
-            self._raw = ""
-            self._argue(call.take())
+        try:
+            self._pass_call(call, self._schemas)
+        except NotACall:
+            return self._only_text()
         if call.failed:
             self._only_text()
         elif call.closed:

@@ -94,21 +94,11 @@ class MistralReader(FormatReader):
         return True
 
     def _in_call(self) -> bool:
-        call, place = self._call, 0
-        for place, letter in enumerate(self._held):  # noqa: B007, of the last
-            was_named = call.name is not None
-            try:
-                call.push(letter)
-            except NotACall:
-                return self._give_up(OPEN)
-            if not was_named and call.name is not None:
-                self._begin(call.name)
-            if call.closed:
-                break
-        self._take(place if call.failed else place + 1)
-        if call.name is not None:
-            self._raw = ""
-            self._argue(call.take())
+        call = self._call
+        try:
+            self._pass_call(call)
+        except NotACall:
+            return self._give_up(OPEN)
         if call.closed:
             self._state = self._text if call.failed else self._in_list
         return True

@@ -7,7 +7,7 @@ call is text. If a call turns out to be invalid after its arguments were sent, t
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from baton.text.output.pieces import (
     CallArguments,
@@ -18,6 +18,7 @@ from baton.text.output.pieces import (
     beginning_of,
     new_id,
 )
+from baton.text.output.tool_calls import CallObject, NotACall
 
 SPACE = " \t\r\n"
 NAME = re.compile(r"[A-Za-z0-9_.\-]+")
@@ -87,6 +88,26 @@ class FormatReader(ABC):
         self.calls += 1
         self._raw = self._space = ""
         self._behind_call = True
+
+    def _pass_call(self, call: CallObject, names: Container[str] | None = None) -> None:
+        """Send the received part of a call in JSON. `names`: known functions; None for any.
+
+        Raises: NotACall, also for an unknown function.
+        """
+        place = 0
+        for place, letter in enumerate(self._held):  # noqa: B007, of the last
+            was_named = call.name is not None
+            call.push(letter)
+            if not was_named and call.name is not None:
+                if names is not None and call.name not in names:
+                    raise NotACall
+                self._begin(call.name)
+            if call.closed:
+                break
+        self._take(place if call.failed else place + 1)
+        if call.name is not None:
+            self._raw = ""
+            self._argue(call.take())
 
     def _argue(self, arguments: str) -> None:
         if arguments:

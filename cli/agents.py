@@ -1,6 +1,7 @@
 """Start a coding agent that uses a running service, without a change of the agent's own files (`baton launch`).
 
-Agents are configured by environment variables and flags only, so they work as before when they are started directly.
+Agents are configured by environment variables, flags and files of this module only, so they work as before when they
+are started directly.
 """
 
 import json
@@ -15,13 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from baton.cli.connection import API_KEY_VARIABLE
 from baton.launch import CommandFailed
 from baton.launch.paths import RUNTIME
 from baton.launch.run_record import running_services
-from baton.process.private_files import private_folder
+from baton.process.private_files import private_folder, write_private
 
 ANY_KEY = "baton"
 """Key that agents send to a service without API keys: they refuse to start without one."""
@@ -32,20 +34,36 @@ _ANSWER_SHARE = 4  # an answer has at most this part of the context; agents shor
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Address and model of a service. `context_tokens`: limit of prompt and answer together."""
+    """Address and model of a service. `context_tokens`: limit of prompt and answer together.
+
+    `folder`: for the files of agents that take the address from a file only.
+    """
 
     url: str
     model: str
     context_tokens: int
+    folder: Path
     key: str = ANY_KEY
+
+    @property
+    def answer_tokens(self) -> int:
+        """Return the maximum length of an answer that agents are told."""
+        return self.context_tokens // _ANSWER_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Command line of an agent, and environment variables to set."""
+    """Command line of an agent, and environment variables and files to set."""
 
     command: Sequence[str]
     variables: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[Path, str] = field(default_factory=dict)
+
+    def write_files(self) -> None:
+        """Write the files, which only their user may read. Raises: OSError."""
+        for path, text in self.files.items():
+            private_folder(path.parent)
+            write_private(path, text)
 
 
 def _claude(service: Service) -> Start:
@@ -57,7 +75,7 @@ def _claude(service: Service) -> Start:
         "ANTHROPIC_API_KEY": "",  # else the user's own key would be sent
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(service.context_tokens // _ANSWER_SHARE),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(service.answer_tokens),
         **dict.fromkeys(models, service.model),
     }
     return Start(("claude",), variables)
@@ -77,7 +95,7 @@ def _codex(service: Service) -> Start:
 
 
 def _opencode(service: Service) -> Start:
-    limit = {"context": service.context_tokens, "output": service.context_tokens // _ANSWER_SHARE}
+    limit = {"context": service.context_tokens, "output": service.answer_tokens}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Baton",
@@ -94,13 +112,52 @@ def _qwen(service: Service) -> Start:
     return Start(("qwen",), variables)
 
 
-AGENTS: Mapping[str, tuple[Callable[[Service], Start], str]] = {
-    "claude": (_claude, "@anthropic-ai/claude-code"),
-    "codex": (_codex, "@openai/codex"),
-    "opencode": (_opencode, "opencode-ai"),
-    "qwen": (_qwen, "@qwen-code/qwen-code"),
+def _continue(service: Service) -> Start:
+    model = {
+        "name": service.model,
+        "provider": "openai",
+        "model": service.model,
+        "apiBase": f"{service.url}/v1",
+        "apiKey": service.key,
+        "roles": ["chat"],
+        "capabilities": ["tool_use"],
+        "defaultCompletionOptions": {"contextLength": service.context_tokens, "maxTokens": service.answer_tokens},
+    }
+    config = {"name": "Baton", "version": "1.0.0", "schema": "v1", "models": [model]}
+    path = service.folder / "continue.yaml"
+    return Start(("cn", "--config", str(path)), files={path: json.dumps(config)})  # JSON is also YAML
+
+
+def _aider(service: Service) -> Start:
+    name, path = f"openai/{service.model}", service.folder / "aider.json"
+    limits = {"max_input_tokens": service.context_tokens, "max_output_tokens": service.answer_tokens}
+    metadata = {name: {**limits, "litellm_provider": "openai", "mode": "chat"}}
+    variables = {"OPENAI_API_BASE": f"{service.url}/v1", "OPENAI_API_KEY": service.key}
+    command = ("aider", "--model", name, "--model-metadata-file", str(path))
+    return Start(command, variables, {path: json.dumps(metadata)})
+
+
+class Agent(NamedTuple):
+    """Function that returns how to start an agent for a service, its program, and its package on npm or PyPI."""
+
+    start: Callable[[Service], Start]
+    program: str
+    package: str
+    is_python: bool = False
+
+    @property
+    def installation(self) -> str:
+        return f"{'pipx install' if self.is_python else 'npm install -g'} {self.package}"
+
+
+AGENTS: Mapping[str, Agent] = {
+    "claude": Agent(_claude, "claude", "@anthropic-ai/claude-code"),
+    "codex": Agent(_codex, "codex", "@openai/codex"),
+    "opencode": Agent(_opencode, "opencode", "opencode-ai"),
+    "qwen": Agent(_qwen, "qwen", "@qwen-code/qwen-code"),
+    "continue": Agent(_continue, "cn", "@continuedev/cli"),
+    "aider": Agent(_aider, "aider", "aider-chat", is_python=True),
 }
-"""Function that returns how to start an agent for a service, and npm package, by the name of the agent."""
 
 
 def run_agent(agent: str, further: Sequence[str], url: str | None, model: str | None, only_show: bool) -> int:
@@ -108,11 +165,13 @@ def run_agent(agent: str, further: Sequence[str], url: str | None, model: str | 
 
     `url`: address of the service; None: the newest on this machine. `model`: model to serve, if a service is started.
     """
-    start, package = AGENTS[agent]
-    if not only_show and shutil.which(agent) is None:
-        raise CommandFailed(f"{agent} is not on PATH; install it: npm install -g {package}")
+    launched = AGENTS[agent]
+    if not only_show and shutil.which(launched.program) is None:
+        raise CommandFailed(f"{launched.program} is not on PATH; install it: {launched.installation}")
     with _served(url, model) as served:
-        made = start(service_at(served, os.environ.get(API_KEY_VARIABLE) or ANY_KEY))
+        folder = private_folder(RUNTIME) / "launch" / urlsplit(served).netloc.replace(":", "-")
+        made = launched.start(service_at(served, os.environ.get(API_KEY_VARIABLE) or ANY_KEY, folder))
+        made.write_files()
         command = [*made.command, *further]
         if only_show:
             assignments = [f"{name}={shlex.quote(value)}" for name, value in made.variables.items()]
@@ -121,13 +180,13 @@ def run_agent(agent: str, further: Sequence[str], url: str | None, model: str | 
         return subprocess.run(command, env=os.environ | made.variables).returncode
 
 
-def service_at(url: str, key: str) -> Service:
-    """Ask a service for its model. Raises: CommandFailed."""
+def service_at(url: str, key: str, folder: Path) -> Service:
+    """Ask a service for its model. `folder`: see Service. Raises: CommandFailed."""
     try:
         models = _get(f"{url}/v1/models", key)["data"]
     except (OSError, ValueError) as error:
         raise CommandFailed(f"{url}/v1/models: no service answers: {error}") from error
-    return Service(url, models[0]["id"], models[0]["max_model_len"], key)
+    return Service(url, models[0]["id"], models[0]["max_model_len"], folder, key)
 
 
 def _get(url: str, key: str) -> Any:

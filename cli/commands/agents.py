@@ -7,7 +7,10 @@ import typer
 
 def launch(
     context: typer.Context,
-    agent: Annotated[str, typer.Argument(help="claude, codex, opencode or qwen; its own arguments may follow.")],
+    agent: Annotated[
+        str,
+        typer.Argument(help="claude, codex, opencode, qwen, continue or aider; its own arguments may follow."),
+    ],
     url: Annotated[
         str | None,
         typer.Option(help="HTTP address of the service. Default: the newest `baton up` on this machine, or a new one."),

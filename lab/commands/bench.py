@@ -138,13 +138,14 @@ def engine(options: EngineBenchOptions) -> None:
 
 @flags_of
 def agents(options: AgentsOptions) -> None:
-    """Run sessions of Claude Code, Codex, OpenCode and Qwen Code, unmodified, with scripted answers of real workers.
+    """Run sessions of unmodified coding agents with scripted answers of real workers.
 
-    Installs the tested versions from npm. Exit code 1 if an agent failed, a tool call was lost, doubled or altered,
-    prompts repeat less than 99 % of the earlier turns, or less than 99 % of the tokens that earlier turns have computed
-    came from a cache.
+    Installs the tested versions from npm and PyPI. Exit code 1 if an agent failed, a tool call was lost, doubled or
+    altered, prompts repeat less than 99 % of the earlier turns, or less than 99 % of the tokens that earlier turns have
+    computed came from a cache.
     """
-    from baton.lab.benchmarks.agents.run import TESTED, run_agents_bench
+    from baton.lab.benchmarks.agents.run import run_agents_bench
+    from baton.lab.benchmarks.agents.tested import TESTED
 
     for name in options.only or ():
         if name not in TESTED:

@@ -458,5 +458,6 @@ class AgentsOptions:
         bool,
         typer.Option("--kills", help="Kill a decode worker, the prefill worker, Redis and the router in a session."),
     ] = False
-    folder: Annotated[Path | None, typer.Option(help="Folder of the installed agents. Default: .cache/agents.")] = None
+    folder: Annotated[Path, typer.Option(help="Folder of the installed agents.")] = Path("~/.cache/agents")
+    pictures: Annotated[Path | None, typer.Option(help="Folder for a chart (SVG) of each agent.")] = None
     json: Annotated[bool, typer.Option("--json", help="An object instead of a table.")] = False

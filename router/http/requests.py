@@ -162,12 +162,12 @@ async def chat_request(
     message: ChatRequest,
     call: HttpCall,
     tokenizer: TokenizerWorker,
-    is_clamped: bool = False,
     grammars: Mapping[str, StructuredOutput] = MappingProxyType({}),
 ) -> ReadChat:
     """Convert the body of a chat into a request, with the parser of its answer. Raises: Problem, BatonError.
 
-    `is_clamped`: max_tokens may exceed the rest of the context, which then takes its place. `grammars`: see ToolsAsked.
+    max_tokens may exceed the rest of the context, which then takes its place: agents send their default, whatever the
+    model's context. `grammars`: see ToolsAsked.
     """
     max_tokens = message.max_tokens if message.max_completion_tokens is None else message.max_completion_tokens
     if message.max_tokens not in (None, max_tokens):
@@ -178,7 +178,7 @@ async def chat_request(
         add_generation_prompt=message.add_generation_prompt is not False and not message.continue_final_message,
         continues=_continues(message),
     )
-    sampling = replace(_sampling(message, max_tokens, logprobs, _prompt_logprobs(message)), is_clamped=is_clamped)
+    sampling = replace(_sampling(message, max_tokens, logprobs, _prompt_logprobs(message)), is_clamped=True)
     request = _request(Operation.CHAT, prompt, message, call, sampling, bool(message.stream))
     asked = _asked(message, call, tokenizer.chat_template)
     return await read_chat(request, replace(asked, tools=replace(asked.tools, grammars=grammars)), tokenizer)

@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -12,11 +13,11 @@ import pytest
 from baton.cli.agents import AGENTS, Service, Start, run_agent
 from baton.launch import CommandFailed
 
-SERVICE = Service("http://127.0.0.1:8000", "org/model", 32_768, "key-1")
+SERVICE = Service("http://127.0.0.1:8000", "org/model", 32_768, Path("/launch"), "key-1")
 
 
 def start(agent: str) -> Start:
-    return AGENTS[agent][0](SERVICE)
+    return AGENTS[agent].start(SERVICE)
 
 
 def test_claude_gets_address_key_and_model_by_variables() -> None:
@@ -48,6 +49,33 @@ def test_opencode_gets_a_provider_with_limits_by_a_variable() -> None:
     provider = config["provider"][name]
     assert provider["options"] == {"baseURL": f"{SERVICE.url}/v1", "apiKey": "key-1"}
     assert provider["models"][model]["limit"] == {"context": 32_768, "output": 8192}
+
+
+def test_continue_gets_a_model_with_tools_by_a_file() -> None:
+    made = start("continue")
+    [(path, text)] = made.files.items()
+    [model] = json.loads(text)["models"]
+
+    assert made.command == ("cn", "--config", str(path))
+    assert (model["provider"], model["apiBase"], model["apiKey"]) == ("openai", f"{SERVICE.url}/v1", "key-1")
+    assert model["capabilities"] == ["tool_use"]
+    assert model["defaultCompletionOptions"] == {"contextLength": 32_768, "maxTokens": 8192}
+
+
+def test_aider_gets_address_by_variables_and_limits_by_a_file() -> None:
+    made = start("aider")
+    [(path, text)] = made.files.items()
+
+    assert made.variables == {"OPENAI_API_BASE": f"{SERVICE.url}/v1", "OPENAI_API_KEY": "key-1"}
+    assert made.command == ("aider", "--model", "openai/org/model", "--model-metadata-file", str(path))
+    assert json.loads(text)["openai/org/model"]["max_input_tokens"] == 32_768
+
+
+def test_files_of_an_agent_are_readable_only_by_their_user(tmp_path: Path) -> None:
+    replace(start("continue"), files={tmp_path / "a" / "b.yaml": "text"}).write_files()
+
+    assert (tmp_path / "a" / "b.yaml").read_text() == "text"
+    assert (tmp_path / "a" / "b.yaml").stat().st_mode & 0o077 == 0
 
 
 class _Models(BaseHTTPRequestHandler):
@@ -97,6 +125,15 @@ def test_launch_of_an_agent_that_is_not_installed_names_its_package(
 
     with pytest.raises(CommandFailed, match="npm install -g @openai/codex"):
         run_agent("codex", [], url, None, only_show=False)
+
+
+def test_launch_of_an_agent_from_pypi_that_is_not_installed_names_its_package(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(CommandFailed, match="pipx install aider-chat"):
+        run_agent("aider", [], url, None, only_show=False)
 
 
 def test_launch_without_a_service_at_the_address_says_so() -> None:

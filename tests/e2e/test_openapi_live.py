@@ -30,7 +30,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     model = make_checkpoint(folder / "tiny-llama", "llama", seed=11)
     config = model / "generation_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": ENDS}))
-    yield from run(make_stack(folder, model, with_redis=False, worker_flags=flags))
+    batches = ("--batch-dir", str(folder / "batches"))
+    yield from run(make_stack(folder, model, with_redis=False, worker_flags=flags, router_flags=batches))
 
 
 def test_examples_of_every_route(stack: Stack) -> None:

@@ -1,18 +1,21 @@
 """Command `baton bench clients agents`: sessions of unmodified coding agents, with scripted answers.
 
-Each agent runs in a folder and a home of its own, with a proxy that refuses every connection beyond loopback. In turn,
-the script lets it run a command, read a file and edit it. The files show whether a call was lost, doubled or altered.
-The workers compute real KV: the trace shows which part of the prompts came from caches and files.
+Each agent runs in a folder and a home of its own, with a proxy that refuses every connection beyond loopback. Files
+show whether a call was lost, doubled or altered. The workers compute real KV: the trace shows which part of the prompts
+came from caches and files.
 """
 
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,87 +23,21 @@ from typing import Any
 from baton.cli.agents import AGENTS, ANY_KEY, service_at
 from baton.lab.benchmarks.agents.figures import TARGET_SHARE, MeasuredSession, measure
 from baton.lab.benchmarks.agents.stack import BLOCK_TOKENS, KINDS, READY_S, AgentsStack
+from baton.lab.benchmarks.agents.tested import PROXIES, TESTED
+from baton.lab.benchmarks.agents.work import CALLS, NOTES, RESTARTING, notes
+from baton.lab.benchmarks.agents.worker import SessionAnswers
 from baton.lab.commands.bench_options import AgentsOptions
 from baton.lab.harness.processes import HOST
-from baton.lab.report.result import make_result, table
+from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
+from baton.lab.report.result import SERVICE, judge_rounds, make_result, table, write_pictures
 from baton.launch import CommandFailed
 from baton.launch.paths import ROOT
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 CONTEXT_TOKENS = 1 << 17
-_CALLS, _NOTES = "calls.txt", "notes.txt"
-PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _NO_PROXY = f"http://{HOST}:9"  # the discard port, on which nothing listens
 _SESSION_S, _TIMED_OUT = 900.0, 124  # longest session, and the exit code of a session that was longer
-
-Call = tuple[str, Mapping[str, Any]]
-"""Name of a tool, and arguments."""
-
-
-@dataclass(frozen=True, slots=True)
-class TestedAgent:
-    """Version, flags without a terminal (`PROMPT` stands for the prompt), and calls of its tools.
-
-    `run`: call for a command. `read`: call for a file. `edit`: call that replaces a text in a file. `script`: run by
-    npm after the installation, but not if the user's npm forbids scripts.
-    """
-
-    version: str
-    flags: Sequence[str]
-    run: Callable[[str], Call]
-    read: Callable[[Path], Call]
-    edit: Callable[[Path, str, str], Call]
-    script: str | None = None
-    variables: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)  # files of its home
-
-
-def _codex_run(command: str) -> Call:
-    return "exec_command", {"cmd": command}
-
-
-PROMPT = "Run the commands."
-TESTED: Mapping[str, TestedAgent] = {
-    "claude": TestedAgent(
-        "2.1.197",
-        ("-p", PROMPT, "--allowedTools", "Bash,Read,Edit"),
-        lambda command: ("Bash", {"command": command, "description": "Append a number"}),
-        lambda path: ("Read", {"file_path": str(path)}),
-        lambda path, old, new: ("Edit", {"file_path": str(path), "old_string": old, "new_string": new}),
-        "install.cjs",
-    ),
-    "codex": TestedAgent(
-        "0.171.0",
-        ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", PROMPT),
-        _codex_run,
-        lambda path: _codex_run(f"cat {path}"),
-        lambda path, old, new: _codex_run(f"sed -i 's/{old}/{new}/' {path}"),
-    ),
-    "opencode": TestedAgent(
-        "1.18.33",
-        ("run", PROMPT),
-        lambda command: ("bash", {"command": command, "description": "Append a number"}),
-        lambda path: ("read", {"filePath": str(path)}),
-        lambda path, old, new: ("edit", {"filePath": str(path), "oldString": old, "newString": new}),
-        "postinstall.mjs",
-        variables={"OPENCODE_DISABLE_MODELS_FETCH": "1"},
-    ),
-    "qwen": TestedAgent(
-        "0.15.10",
-        ("--yolo", "-p", PROMPT),
-        lambda command: (
-            "run_shell_command",
-            {"command": command, "description": "Append a number", "is_background": False},
-        ),
-        lambda path: ("read_file", {"file_path": str(path)}),
-        lambda path, old, new: ("edit", {"file_path": str(path), "old_string": old, "new_string": new}),
-        # Its HTTP client knows no exceptions to a proxy, so its settings turn off what it sends elsewhere.
-        variables=dict.fromkeys(PROXIES, ""),
-        files={
-            ".qwen/settings.json": '{"privacy": {"usageStatisticsEnabled": false}, "telemetry": {"enabled": false}}'
-        },
-    ),
-}
+_PROMISE = f"no turn fails, no call is lost, doubled or altered, {TARGET_SHARE:.0%} of the reusable tokens are cached"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +55,16 @@ class AgentFigures:
     @property
     def is_good(self) -> bool:
         """Return whether nothing failed, and prompts repeat earlier ones, whose KV came from caches."""
-        shares = (self.session.repeated_share, self.session.cached_share)
         works = self.exit_code == 0 and self.calls_exact and len(self.killed) == self.kills
-        return works and min(shares) >= TARGET_SHARE
+        repeats = self.session.repeated_share >= TESTED[self.agent].repeats
+        return works and repeats and self.session.cached_share >= TARGET_SHARE
+
+    @property
+    def chart(self) -> LineChart:
+        """Return a chart of the time to first token by turn."""
+        points = tuple((each.step, each.ttft_ms) for each in self.session.turns if each.step is not None)
+        title = f"{self.agent} {self.version}: time to first token"
+        return LineChart(title, Axis("turn"), Axis("ms", is_log=True), (DrawnCurve("TTFT", points),))
 
     def as_json(self) -> dict[str, Any]:
         ttft = self.session.ttft
@@ -130,12 +74,14 @@ class AgentFigures:
 def run_agents_bench(options: AgentsOptions) -> int:
     """Run a session of each agent, and print the figures. Return 1 if one of them failed. Raises: CommandFailed."""
     names = options.only or list(TESTED)
-    folder = options.folder or ROOT / ".cache" / "agents"
+    folder = options.folder.expanduser().absolute()
     install(folder, names)
     kinds = KINDS if options.kills else ()
     figures = [asyncio.run(session(name, folder, options.turns, kinds)) for name in names]
+    write_pictures(options.pictures, {each.agent: draw_lines(each.chart) for each in figures})
     if options.json:
-        print(json.dumps(make_result(["router", "http"], [each.as_json() for each in figures], None), indent=2))
+        verdict = judge_rounds(_PROMISE, (each.is_good for each in figures), "sessions")
+        print(json.dumps(make_result(SERVICE, [each.as_json() for each in figures], verdict), indent=2))
     else:
         print(table(figures, _COLUMNS))
     return 0 if all(each.is_good for each in figures) else 1
@@ -161,31 +107,51 @@ _COLUMNS: Mapping[str, Callable[[AgentFigures], object]] = {
 
 
 def install(folder: Path, names: Sequence[str]) -> None:
-    """Install the tested versions from npm's registry. Raises: CommandFailed."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise CommandFailed("npm is not on PATH; install Node.js 20 or newer")
-    lacking = [name for name in names if not _is_installed(folder, name)]
-    if not lacking:
-        return
-    packages = [f"{AGENTS[name][1]}@{TESTED[name].version}" for name in lacking]
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [npm, "install", "--no-audit", "--no-fund", "--save-exact", "--prefix", str(folder), *packages]
-    if subprocess.run(command).returncode:
-        raise CommandFailed(f"npm could not install {' '.join(packages)}")
+    """Install the tested versions from npm's registry and PyPI. Raises: CommandFailed."""
+    lacking = [name for name in names if _installed_version(folder, name) != TESTED[name].version]
+    if packages := [f"{AGENTS[name].package}@{TESTED[name].version}" for name in lacking if not _is_python(name)]:
+        npm = shutil.which("npm")
+        if npm is None:
+            raise CommandFailed("npm is not on PATH; install Node.js 20 or newer")
+        folder.mkdir(parents=True, exist_ok=True)
+        flags = ("--no-audit", "--no-fund", "--save-exact", "--prefix", str(folder))
+        _install_by([npm, "install", *flags, *packages])
     for name in lacking:
-        script = TESTED[name].script
-        if script is not None:
+        if _is_python(name):
+            _install_by([sys.executable, "-m", "venv", str(folder / name)])
+            pip = [str(folder / name / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+            _install_by([*pip, f"{AGENTS[name].package}=={TESTED[name].version}"])
+        elif (script := TESTED[name].script) is not None:
             subprocess.run(["node", script], cwd=_package(folder, name), check=True, stdout=subprocess.DEVNULL)
 
 
+def _install_by(command: Sequence[str]) -> None:
+    if subprocess.run(command).returncode:
+        raise CommandFailed(f"not installed: {shlex.join(command)}")
+
+
+def _is_python(name: str) -> bool:
+    return AGENTS[name].is_python
+
+
+def _program(folder: Path, name: str) -> Path:
+    programs = folder / name / "bin" if _is_python(name) else folder / "node_modules" / ".bin"
+    return programs / AGENTS[name].program
+
+
 def _package(folder: Path, name: str) -> Path:
-    return folder / "node_modules" / AGENTS[name][1]
+    return folder / "node_modules" / AGENTS[name].package
 
 
-def _is_installed(folder: Path, name: str) -> bool:
+def _installed_version(folder: Path, name: str) -> str | None:
+    if _is_python(name):
+        found = distributions(
+            name=AGENTS[name].package, path=[str(each) for each in (folder / name).glob("lib/*/site-packages")]
+        )
+        return next((each.version for each in found), None)
     path = _package(folder, name) / "package.json"
-    return path.exists() and json.loads(path.read_text())["version"] == TESTED[name].version
+    version: str | None = json.loads(path.read_text())["version"] if path.exists() else None
+    return version
 
 
 async def session(name: str, folder: Path, turns: int, kills: Sequence[str] = ()) -> AgentFigures:
@@ -196,83 +162,61 @@ async def session(name: str, folder: Path, turns: int, kills: Sequence[str] = ()
     tested = TESTED[name]
     with ExitStack() as held:
         service_folder, home, scratch = (Path(held.enter_context(_scratch())) for _ in range(3))
-        (scratch / _NOTES).write_text(_edited(0))
+        (scratch / NOTES).write_text(notes(0))
+        (scratch / CALLS).touch()
         restarting = service_folder / "restarting"
-        calls = [_call(tested, scratch, n, restarting) for n in range(turns)]
-        stack = _make_stack(service_folder, [*map(_as_text, calls), "Done."])
+        stack = _make_stack(service_folder, tested.work.answers(scratch, turns, restarting))
         killed: list[str] = []
         await stack.start()
         try:
             await stack.wait_whole(READY_S)
             stack.mark_ready()
-            killing = asyncio.create_task(stack.kill_each(kills, turns, restarting, killed))
-            done = await asyncio.to_thread(_run, name, folder, stack.url, home, scratch)
+            started = None if tested.repeats_broken else scratch / CALLS
+            killing = asyncio.create_task(stack.kill_each(kills, turns, restarting, killed, started))
+            variables = {**_environment(home), RESTARTING: str(restarting)}
+            done = await asyncio.to_thread(_run, name, folder, stack.url, home, scratch, variables, turns)
             killing.cancel()
             await asyncio.gather(killing, return_exceptions=True)
         finally:
             await stack.stop()
         spans = [json.loads(line) for line in stack.trace_file.read_text().splitlines()]
         measured = measure(stack.prompt_events(), spans, BLOCK_TOKENS)
-        exact = _is_exact(scratch, turns)
+        exact = tested.work.is_exact(scratch, turns)
     if done.returncode or not exact:
-        print((done.stdout + done.stderr).decode(errors="replace")[-2000:])
+        print((done.stdout + done.stderr).decode(errors="replace")[-2000:], file=sys.stderr)
     return AgentFigures(name, tested.version, done.returncode, exact, measured, len(kills), killed)
 
 
-def _make_stack(folder: Path, answers: Sequence[str]) -> AgentsStack:
+def _make_stack(folder: Path, answers: SessionAnswers) -> AgentsStack:
     """Write a model and a script; return a service that answers from it. The tokenizer learns from documents."""
     model, script, record = folder / "tiny", folder / "script.json", folder / "prompts.jsonl"
     pages = sorted((ROOT / "docs").glob("*.md"))
     write_tiny_checkpoint(model, context_tokens=CONTEXT_TOKENS, texts=[page.read_text() for page in pages])
-    script.write_text(json.dumps(answers))
+    script.write_text(json.dumps(asdict(answers)))
     record.touch()
     return AgentsStack(folder, model, script, record)
 
 
-def _run(name: str, folder: Path, url: str, home: Path, scratch: Path) -> "subprocess.CompletedProcess[bytes]":
+def _run(
+    name: str, folder: Path, url: str, home: Path, scratch: Path, variables: Mapping[str, str], turns: int
+) -> "subprocess.CompletedProcess[bytes]":
     """Run an agent to its end, for a bounded time. Raises: CommandFailed."""
-    tested, start = TESTED[name], AGENTS[name][0](service_at(url, ANY_KEY))
-    command = [str(folder / "node_modules" / ".bin" / start.command[0]), *start.command[1:], *tested.flags]
-    variables = {**_environment(home), **start.variables, **tested.variables}
+    tested, start = TESTED[name], AGENTS[name].start(service_at(url, ANY_KEY, home / ".baton"))
+    command = [str(_program(folder, name)), *start.command[1:], *tested.flags]
+    start.write_files()
     for path, text in tested.files.items():
         (home / path).parent.mkdir(parents=True, exist_ok=True)
         (home / path).write_text(text)
+    environment = {**variables, **start.variables, **tested.variables}
+    entered = home / "entered"
+    entered.write_text(tested.work.stdin(turns))
     try:
-        return subprocess.run(
-            command, cwd=scratch, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SESSION_S
-        )
+        with entered.open() as stdin:
+            return subprocess.run(
+                command, cwd=scratch, env=environment, stdin=stdin, capture_output=True, timeout=_SESSION_S
+            )
     except subprocess.TimeoutExpired as error:
         return subprocess.CompletedProcess(command, _TIMED_OUT, error.stdout or b"", error.stderr or b"")
-
-
-def _call(tested: TestedAgent, scratch: Path, number: int, restarting: Path) -> Call:
-    """Return the call of a turn. Results of commands differ in length; commands take as long as `restarting` exists."""
-    match number % 3:
-        case 0:
-            wait = f"while [ -e {restarting} ]; do sleep 0.2; done"
-            return tested.run(f"echo {number} >> {_CALLS}; seq {25 * (number % 5)}; {wait}")
-        case 1:
-            return tested.read(scratch / _NOTES)
-        case _:
-            return tested.edit(scratch / _NOTES, _edited(number - 2).strip(), _edited(number + 1).strip())
-
-
-def _edited(number: int) -> str:
-    """Return the content of the notes before turn `number`, which runs a command."""
-    return f"notes of turn {number}\n"
-
-
-def _is_exact(scratch: Path, turns: int) -> bool:
-    """Return whether each call had its effect once: later edits find only the text of the edit before them."""
-    calls = scratch / _CALLS
-    appended = calls.read_text().split() if calls.exists() else []
-    edits = turns // 3
-    return appended == [str(n) for n in range(0, turns, 3)] and (scratch / _NOTES).read_text() == _edited(3 * edits)
-
-
-def _as_text(call: Call) -> str:
-    name, arguments = call
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def _scratch() -> "TemporaryDirectory[str]":

@@ -75,11 +75,15 @@ class AgentsStack(ChaosStack):
     def prompt_events(self) -> list[AgentEvent]:
         return EventFile(self.record).new_events()
 
-    async def kill_each(self, kinds: Sequence[str], turns: int, restarting: Path, killed: list[str]) -> None:
+    async def kill_each(
+        self, kinds: Sequence[str], turns: int, restarting: Path, killed: list[str], started: Path | None
+    ) -> None:
         """Kill one process of each kind, evenly spread over a session; add the names of the killed to `killed`.
 
         A prefill worker is killed while it computes a prompt, any other process in the middle of an answer. The next
-        kill waits until all processes serve again; until then, the file `restarting` exists. Raises: NotWhole.
+        kill waits until all processes serve again; until then, the file `restarting` exists. `started`: file with the
+        numbers of the turns whose commands have started, if the router must be killed during a command instead, since
+        the agent does not repeat a request whose answer breaks off. Raises: NotWhole.
         """
         for number, kind in enumerate(kinds, 1):
             awaited = PROMPT_SENT if kind == "prefill" else ANSWER_HALF
@@ -87,6 +91,8 @@ class AgentsStack(ChaosStack):
             names = [name for name, pid in self.pids().items() if name.startswith(kind)]
             name = next((each for each in names if self.pids()[each] == event.pid), names[0])
             with existing(restarting):
+                if kind == "router" and started is not None:
+                    await _next_line(started)
                 if (life := self.life(name)) is not None:
                     self.send(life, signal.SIGKILL)
                     killed.append(name)
@@ -101,3 +107,16 @@ class AgentsStack(ChaosStack):
                 if event.kind == kind and event.step is not None and event.step >= step:
                     return event
             await asyncio.sleep(_POLL_S)
+
+
+async def _next_line(file: Path) -> None:
+    """Wait until a file is longer than now."""
+    size = _size(file)
+    while True:
+        if _size(file) > size:
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size

@@ -1,9 +1,9 @@
 """Elastic worker that computes real KV and answers agents from a script.
 
 `-m baton.lab.benchmarks.agents.worker MODEL SCRIPT RECORD [flags of the elastic worker ...]`. SCRIPT is a JSON file
-with a list of texts: the n-th answers a prompt that has n results of tools. A prompt without tools gets a title. Masks,
-as of structured output, leave one token at each step, so that prompts and answers pass through steps, caches, transfers
-and files like any others. A JSON line is appended to RECORD for each `AgentEvent`.
+with the fields of `SessionAnswers`. Masks, as of structured output, leave one token at each step, so that prompts and
+answers pass through steps, caches, transfers and files like any others. A JSON line is appended to RECORD for each
+`AgentEvent`.
 """
 
 import json
@@ -24,7 +24,7 @@ from baton.protos import session_pb2
 from baton.worker.main import start
 
 RESULT, TOOLS = "<tool_response>", "# Tools"
-"""Texts of the generic format of tools, by which prompts are recognised."""
+"""Texts of the generic format of tools: of each result, and of the description."""
 TITLE = "Title"
 PROMPT_SENT, ANSWER_STARTED, ANSWER_HALF = "prompt sent", "answer started", "answer half"
 _END = SPECIAL.index("<|im_end|>")
@@ -36,7 +36,7 @@ class AgentEvent:
     """Event of a prompt on the worker with process id `pid`.
 
     `kind`: a command arrived for prefill (PROMPT_SENT) or for the answer (ANSWER_STARTED), or half of the answer's
-    tokens were sampled (ANSWER_HALF). `step`: number of results in the prompt; None for a prompt without tools.
+    tokens were sampled (ANSWER_HALF). `step`: number of earlier turns in the prompt; None for a prompt of another kind.
     """
 
     kind: str
@@ -45,6 +45,24 @@ class AgentEvent:
     request_id: str
     prompt: Sequence[int] = ()  # token ids, with ANSWER_STARTED
     answer: Sequence[int] = ()  # token ids, with ANSWER_STARTED
+
+
+@dataclass(frozen=True, slots=True)
+class SessionAnswers:
+    """Answers of a session. `texts`: the n-th answers a prompt that has `counted` n times.
+
+    `within`: text of the session's prompts. A prompt without it, such as one that asks for a title, gets TITLE.
+    """
+
+    texts: Sequence[str]
+    counted: str = RESULT
+    within: str = TOOLS
+
+    def step(self, prompt: str) -> int | None:
+        return prompt.count(self.counted) if self.within in prompt else None
+
+    def text(self, step: int | None) -> str:
+        return TITLE if step is None else self.texts[min(step, len(self.texts) - 1)]
 
 
 class ScriptedAnswer(Constraint):
@@ -68,9 +86,9 @@ class ScriptedAnswer(Constraint):
 
 
 class Script:
-    """Answers by the number of results in a prompt, and the record of all prompts."""
+    """Answers of a session, and the record of all prompts."""
 
-    def __init__(self, model: Path, answers: Sequence[str], record: Path) -> None:
+    def __init__(self, model: Path, answers: SessionAnswers, record: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._answers = answers
         self._record = record
@@ -78,10 +96,8 @@ class Script:
     def answer(self, command: Command) -> ScriptedAnswer:
         """Return the constraint for the answer to a command, and record the command."""
         prompt = list(command.token_ids[: len(command.token_ids) - command.answered_tokens])
-        text = self._tokenizer.decode(prompt, skip_special_tokens=False)
-        step = text.count(RESULT) if TOOLS in text else None
-        scripted = TITLE if step is None else self._answers[min(step, len(self._answers) - 1)]
-        token_ids = [*self._tokenizer.encode(scripted).ids, _END]
+        step = self._answers.step(self._tokenizer.decode(prompt, skip_special_tokens=False))
+        token_ids = [*self._tokenizer.encode(self._answers.text(step)).ids, _END]
         event = AgentEvent(PROMPT_SENT, step, os.getpid(), command.request_id)
         if isinstance(command, session_pb2.Start):
             self._note(replace(event, kind=ANSWER_STARTED, prompt=prompt, answer=token_ids))
@@ -114,7 +130,7 @@ def main() -> int:
     """Patch the roles, then run the elastic worker."""
     model, script, record = map(Path, sys.argv[1:4])
     del sys.argv[1:4]
-    answer_from(Script(model, json.loads(script.read_text()), record))
+    answer_from(Script(model, SessionAnswers(**json.loads(script.read_text())), record))
     return start("baton.elastic_worker", "elastic", "ElasticConfig")
 
 

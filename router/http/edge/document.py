@@ -50,6 +50,7 @@ _FAILURES = {
     "400": "invalid request; the error names the field",
     "408": "the body did not arrive in time",
     "413": "the body is too large",
+    "415": "the body is compressed or of another media type",
     "429": "overloaded, or over a limit of the API key; retry after Retry-After seconds",
     "500": "internal error",
     "504": "deadline exceeded",

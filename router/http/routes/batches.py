@@ -29,7 +29,7 @@ FILES_QUERY: dict[str, Mapping[str, Any]] = {
     "after": _AFTER,
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_FILES, "default": MAX_FILES},
     "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
-    "purpose": {"type": "string", "enum": [BATCH_PURPOSE, RESULT_PURPOSE]},
+    "purpose": {"type": "string", "description": f"{BATCH_PURPOSE} or {RESULT_PURPOSE}; no file has another purpose"},
 }
 """Schemas of the query parameters of lists, for the OpenAPI document."""
 CONTENT = "application/octet-stream"

@@ -13,7 +13,7 @@ from baton.router.types.response import AnswerId
 async def answer_messages(dispatcher: Dispatcher, message: MessagesRequest, call: HttpCall) -> Reply:
     """Answer a Messages request. Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
-    read = await chat_request(chat_of(message, tokenizer.chat_template, call), call, tokenizer, is_clamped=True)
+    read = await chat_request(chat_of(message, tokenizer.chat_template, call), call, tokenizer)
     request = read.request
     writer = AnthropicWriter(f"{AnswerId.MESSAGE}{request.request_id}", read.reader())
     events = dispatcher.answer(request, None, call.trace, reader=call.reader)

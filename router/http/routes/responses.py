@@ -63,7 +63,7 @@ class ResponseRoutes:
         limit = message.max_output_tokens or MAX_SUMMARY_TOKENS
         asked = message.model_copy(update={"tool_choice": "none", "text": None, "max_output_tokens": limit})
         prompt = given_items(PROMPT, request_id)
-        read = await chat_request(chat_of(asked, [*items, *prompt], call), call, tokenizer, is_clamped=True)
+        read = await chat_request(chat_of(asked, [*items, *prompt], call), call, tokenizer)
         whole = await collect(dispatcher.answer(read.request, None, call.trace, reader=call.reader))
         [choice], parser = whole.choices, read.reader()
         summary = whole_message(zip(choice.texts, choice.tokens, strict=True), parser)["content"]

@@ -181,8 +181,14 @@ async def test_thinking_in_every_form_is_accepted(gateway: Gateway, thinking: An
     assert ("<think>\n\n</think>" in gateway.prompt()) is not thinks
 
 
-async def test_max_tokens_beyond_the_context_ends_with_it(gateway: Gateway) -> None:
-    await gateway.post(ANTHROPIC, **claude(max_tokens=32_000))
+@pytest.mark.parametrize("path", [ANTHROPIC, RESPONSES, CHAT])
+async def test_max_tokens_beyond_the_context_ends_with_it(gateway: Gateway, path: str) -> None:
+    bodies = {
+        ANTHROPIC: claude(max_tokens=32_000),
+        RESPONSES: codex(max_output_tokens=32_000),
+        CHAT: opencode(max_tokens=32_000),
+    }
+    await gateway.post(path, **bodies[path])
 
     prefill = gateway.prefill
     assert prefill.sampling.max_tokens == CONTEXT - len(prefill.token_ids)

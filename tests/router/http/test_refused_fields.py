@@ -161,7 +161,7 @@ RESPONSES_ROWS: Rows = [
     ),
     ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 5}}}}, "text.format"),
-    ({"max_output_tokens": 10**6}, "max_output_tokens"),
+    ({"max_output_tokens": 2**33}, "max_output_tokens"),
     ({"metadata": {"a": "x" * 513}}, "metadata.a"),
 ]  # fmt: skip
 ANTHROPIC_ROWS: Rows = [
@@ -189,7 +189,7 @@ OLLAMA_ROWS: Rows = [
     ({"options": {"temperature": -1.0}}, "options.temperature"),
     ({"options": {"temperature": "x"}}, "options.temperature"),
     ({"options": {"num_predict": 0}}, "options.num_predict"),
-    ({"options": {"num_predict": 5000}}, "options.num_predict"),
+    ({"options": {"num_predict": 2**33}}, "options.num_predict"),
     ({"options": {"repeat_penalty": -1}}, "options.repeat_penalty"),
     ({"options": {"stop": [""]}}, "options.stop[0]"),
     ({"options": {"mirostat": 1}}, "options.mirostat"),

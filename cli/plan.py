@@ -4,7 +4,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from baton.cli.offline_options import PlanOptions
 from baton.cli.options import format_bytes
@@ -14,6 +14,12 @@ from baton.launch.devices import DeviceChoice
 from baton.launch.model_source import find_folder
 from baton.text.host.files import FileRefused
 from baton.text.model_folder import DESCRIBING_FILES, check_config
+
+if TYPE_CHECKING:
+    import torch
+
+    from baton.engine.kv_cache.layout import KvLayout
+    from baton.engine.weights.model_shape import ModelShape
 
 
 def run_plan(options: PlanOptions) -> int:
@@ -44,11 +50,21 @@ class MemoryPlan(TypedDict):
     batch_kv_bytes: int  # KV and states of `batch` requests of `max_model_len` tokens, not rounded up to blocks
 
 
-def make_plan(options: PlanOptions) -> tuple[MemoryPlan, KvSizing]:
-    """Compute the memory plan, and the KV sizing that it is based on. Raises: CommandFailed."""
+class _Sizes(NamedTuple):
+    """Sizes of a model as the engine would load it."""
+
+    shape: "ModelShape"
+    dtype: "torch.dtype"
+    layout: "KvLayout"
+    format: str  # format of the weights
+    weight_bytes: int
+
+
+def _sizes(options: PlanOptions) -> _Sizes:
+    """Read configuration and headers of a checkpoint. Raises: CommandFailed."""
     import torch
 
-    from baton.engine.config.model_config import EncoderConfig, ModelError
+    from baton.engine.config.model_config import ModelError
     from baton.engine.load import check_format
     from baton.engine.prepare import ModelOptions, resolve_dtype, resolve_layout, weights_of
     from baton.engine.weights.files import has_weights, planned_weights
@@ -85,6 +101,14 @@ def make_plan(options: PlanOptions) -> tuple[MemoryPlan, KvSizing]:
             weight_bytes = planned_weights(folder, shape.tensors, options.quantize, dtype.itemsize).size_bytes
     except (ModelError, TokenizerRefused) as error:
         raise CommandFailed(str(error)) from error
+    return _Sizes(shape, dtype, layout, format, weight_bytes)
+
+
+def make_plan(options: PlanOptions) -> tuple[MemoryPlan, KvSizing]:
+    """Compute the memory plan, and the KV sizing that it is based on. Raises: CommandFailed."""
+    from baton.engine.config.model_config import EncoderConfig
+
+    shape, dtype, layout, format, weight_bytes = _sizes(options)
     tokens = options.max_model_len or shape.config.max_positions
     if tokens > shape.config.max_positions:
         raise CommandFailed(

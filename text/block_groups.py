@@ -1,13 +1,14 @@
 """Counts and names of the blocks of a sequence, for models with several groups of layers. Pure.
 
-If some layers attend to all tokens and other layers only to a window, these groups of layers have separate KV blocks. A
-block of a windowed group is released once all its tokens are before the window. A column of a block table covers
+Layers that attend to all tokens and layers that attend only to a window are in groups with separate KV blocks. A block
+of a windowed group is released once all its tokens are before the window. A column of a block table covers
 `block_tokens` tokens and has one block per group. All blocks of a pool have the same size, so all groups share one free
 list.
 
 The design follows vLLM's hybrid KV cache manager and Jenga (arXiv:2503.18292).
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -25,7 +26,7 @@ class BlockLink(NamedTuple):
 class BlockGroups:
     """Numbers of layer groups: `whole` groups keep the blocks of all tokens, `windowed` groups those of a window.
 
-    Whole groups have the first group numbers, from 0; windowed groups follow.
+    Whole groups have the first group numbers, from 0; windowed groups follow. At least one of both is not 0.
     """
 
     whole: int = 1
@@ -49,10 +50,30 @@ class BlockGroups:
         """Return the number of blocks that `columns` columns need. `first_live`: first column in the window."""
         return self.whole * columns + self.windowed * max(0, columns - first_live)
 
+    @property
+    def window_columns(self) -> int:
+        """Maximum number of columns of windowed groups that a sequence needs while it grows column by column."""
+        return -(-self.window_tokens // self.block_tokens) + 2 if self.windowed else 0
+
+    def most_blocks(self, columns: int, first_live: int = 0) -> int:
+        """Return the number of blocks that `columns` columns need if they are computed one by one.
+
+        Blocks that the window has passed are then released in time. `first_live`: first column in the window now.
+        """
+        return self.whole * columns + self.windowed * min(max(0, columns - first_live), self.window_columns)
+
+    def most_columns(self, blocks: int) -> int:
+        """Return the number of columns of the longest sequence for which `blocks` blocks suffice: see `most_blocks`."""
+        if blocks < self.count * self.window_columns or not self.windowed:
+            return blocks // self.count
+        if not self.whole:
+            return sys.maxsize
+        return (blocks - self.windowed * self.window_columns) // self.whole
+
     def complete_columns(self, blocks: int, first_live: int) -> int:
         """Return the number of leading columns for which `blocks` blocks suffice. `first_live`: as for `blocks`."""
         if blocks <= self.whole * first_live:
-            return blocks // self.whole
+            return blocks // self.whole if self.whole else 0
         return first_live + (blocks - self.whole * first_live) // self.count
 
     def name(self, block_hash: bytes, group: int) -> bytes:
@@ -62,9 +83,10 @@ class BlockGroups:
     def column_links(self, block_hash: bytes, parent_hash: bytes | None) -> Iterator[BlockLink]:
         """Yield name and parent of each block in one column, in the order of groups.
 
-        Blocks of whole groups form a chain. The last block of the chain is the parent of all windowed groups' blocks.
+        Blocks of whole groups form a chain. The last block of the chain is the parent of all windowed groups' blocks;
+        without a chain, these have no parent.
         """
-        parent = None if parent_hash is None else self.name(parent_hash, self.whole - 1)
+        parent = None if parent_hash is None or not self.whole else self.name(parent_hash, self.whole - 1)
         for group in range(self.count):
             name = self.name(block_hash, group)
             yield BlockLink(name, parent)
@@ -77,7 +99,7 @@ class BlockGroups:
         Blocks of windowed groups come first: blocks of whole groups are useless without them, but not vice versa.
         """
         first, parents = self.first_live_behind(len(hashes)), (None, *hashes)
-        if self.count == 1:  # fast path of the usual case
+        if self.count == self.whole == 1:  # fast path of the usual case
             return list(map(BlockLink, hashes, parents))
         columns = [list(self.column_links(*column)) for column in zip(hashes, parents, strict=False)]
         windows = [link for column in columns[first:] for link in column[self.whole :]]
@@ -85,7 +107,7 @@ class BlockGroups:
 
     def names(self, hashes: Sequence[bytes]) -> list[bytes]:
         """Return the names of the blocks in `links`."""
-        if self.whole > 1:
+        if self.whole != 1:
             return [link.name for link in self.links(hashes)]
         live = hashes[self.first_live_behind(len(hashes)) :] if self.windowed else ()
         return [*(self.name(each, group) for each in live for group in range(1, self.count)), *hashes]
@@ -95,7 +117,9 @@ class BlockGroups:
         return self.windowed * (columns - self.first_live_behind(columns))
 
     def chain_of(self, names: Sequence[bytes]) -> Sequence[bytes]:
-        """Return the column hashes for which `names` returns these names; empty if there are none."""
+        """Return the column hashes for which `names` returns these names; empty if there are none, or some unnamed."""
+        if not self.whole:
+            return ()
         most = len(names) // self.whole
         columns = next((c for c in range(most + 1) if self.blocks(c, self.first_live_behind(c)) == len(names)), 0)
         return names[self.windowed_links(columns) :: self.whole][:columns]
@@ -120,7 +144,10 @@ class BlockGroups:
             return columns
         if first_live is not None:
             live = hashes[first_live:columns]
-            return columns if not live else first_live + sum(1 for _ in takewhile(has_windows, live))
+            known = sum(1 for _ in takewhile(has_windows, live))
+            if not self.whole and not known:
+                return 0  # nothing is cached: blocks before the window are merely not needed
+            return columns if not live else first_live + known
         while columns:
             first = self.first_live_behind(columns)
             lacking = next((c for c in reversed(range(first, columns)) if not has_windows(hashes[c])), None)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from baton.engine.config.experts import experts_config
 from baton.engine.config.families import FAMILIES, Bias, Family, QueryScaling, Rotating, Windows
@@ -20,6 +20,8 @@ from baton.engine.config.model_config import (
     CONFIG_FILE,
     Activation,
     DecoderConfig,
+    GemmaConfig,
+    LatentConfig,
     ModelConfig,
     ModelError,
     NotInDecoderError,
@@ -130,48 +132,32 @@ def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> 
         fields = {**fields, **SPELLINGS[name](fields)}
     _check(fields, "mlp_bias", supported=(None, False))
     _check(fields, "use_bidirectional_attention", supported=(None, False, "vision"))  # "vision": only of images
-    heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
-    kv_heads = int(fields.get("num_key_value_heads") or heads)
-    latent = latent_config(fields) if family.latent else None
-    if latent is not None:
-        kv_heads = 1  # one KV head serves all query heads
-    if heads % kv_heads:
-        raise ModelError(f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
-    head_dim = int(fields.get("head_dim") or hidden // heads)
-    windows = _windows(family, fields)
-    gemma = gemma_config(fields) if family.gemma else None
-    if gemma is not None:
-        kv_heads, head_dim = pool_shape(gemma.shapes)
-    ropes, rotary_dim = _ropes(family, fields, windows, head_dim if latent is None else latent.rope_dim)
-    attention_scale = 1.0 if family.gemma else _attention_scale(family, fields, head_dim)
-    if latent is not None:
-        head_dim = latent.rank + latent.rope_dim
-        attention_scale = latent_scale(latent, fields["rope_parameters"])
-    short = [rope.original_max_positions for rope in ropes if rope.kind is RopeKind.LONGROPE]
+    attention = _attention(family, fields)
+    short = [rope.original_max_positions for rope in attention.ropes if rope.kind is RopeKind.LONGROPE]
     bias = bool(fields.get("attention_bias", False))
     labels, (chunk, chunked) = _labels(fields), _chunks(family, fields)
     return DecoderConfig(
         family=name,
         vocab_size=int(fields["vocab_size"]),
-        hidden_size=hidden,
+        hidden_size=int(fields["hidden_size"]),
         intermediate_size=_inner_size(fields),
         num_layers=int(fields["num_hidden_layers"]),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
+        num_heads=attention.heads,
+        num_kv_heads=attention.kv_heads,
+        head_dim=attention.head_dim,
         max_positions=min([int(fields["max_position_embeddings"]), *short]),
         rms_norm_eps=float(fields["rms_norm_eps"]),
-        ropes=ropes,
+        ropes=attention.ropes,
         tie_word_embeddings=bool(fields["tie_word_embeddings"]),
         attention_bias=bias or family.bias is Bias.QKV,
         output_bias=_has_output_bias(family, fields),
         qk_norm=family.qk_norm if family.qk_norm_flag is None or fields[family.qk_norm_flag] else QkNorm.NONE,
-        sliding_window=windows,
-        rotary_dim=rotary_dim,
-        attention_scale=attention_scale,
+        sliding_window=attention.windows,
+        rotary_dim=attention.rotary_dim,
+        attention_scale=attention.scale,
         eos_token_ids=eos_token_ids,
         experts=experts_config(name, family, fields),
-        latent=latent,
+        latent=attention.latent,
         unused_layers=int(fields.get("num_nextn_predict_layers") or 0),
         norms=family.norms,
         norm_offset=family.norm_offset,
@@ -189,12 +175,45 @@ def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> 
         gated_attention=family.gated_attention,
         modules=family.modules,
         feed_forward_layers=_feed_forward_layers(fields),
-        gemma=gemma,
+        gemma=attention.gemma,
         query_scale=_query_scale(family, fields),
         attention_chunk=chunk,
         chunked_layers=chunked,
         rotates_pairs=family.rotates_pairs,
     )
+
+
+class _Attention(NamedTuple):
+    heads: int
+    kv_heads: int
+    head_dim: int  # numbers of a head in the KV pool
+    windows: tuple[int | None, ...]
+    ropes: tuple[RopeConfig, ...]
+    rotary_dim: int
+    scale: float
+    latent: LatentConfig | None
+    gemma: GemmaConfig | None
+
+
+def _attention(family: Family, fields: Mapping[str, Any]) -> _Attention:
+    """Return heads, windows, rotation and scale of the attention. Raises: ModelError for invalid values."""
+    heads = int(fields["num_attention_heads"])
+    kv_heads = int(fields.get("num_key_value_heads") or heads)
+    latent = latent_config(fields) if family.latent else None
+    if latent is not None:
+        kv_heads = 1  # one KV head serves all query heads
+    if heads % kv_heads:
+        raise ModelError(f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+    head_dim = int(fields.get("head_dim") or int(fields["hidden_size"]) // heads)
+    windows = _windows(family, fields)
+    gemma = gemma_config(fields) if family.gemma else None
+    if gemma is not None:
+        kv_heads, head_dim = pool_shape(gemma.shapes)
+    ropes, rotary_dim = _ropes(family, fields, windows, head_dim if latent is None else latent.rope_dim)
+    scale = 1.0 if family.gemma else _attention_scale(family, fields, head_dim)
+    if latent is not None:
+        head_dim, scale = latent.rank + latent.rope_dim, latent_scale(latent, fields["rope_parameters"])
+    return _Attention(heads, kv_heads, head_dim, windows, ropes, rotary_dim, scale, latent, gemma)
 
 
 def _feed_forward_layers(fields: Mapping[str, Any]) -> frozenset[int] | None:

@@ -1,7 +1,7 @@
 """State of every KV block (free, held or cached) and the prefix cache: numbers and hashes, not memory.
 
 A held block has one or more references. A cached block has none, is complete, and is found by its hash until evicted.
-If a block can be found, so can all blocks of its prefix.
+If a block can be found, so can all blocks of its prefix, unless windows do not need them (text/block_groups.py).
 """
 
 from collections import Counter, deque
@@ -234,7 +234,7 @@ class BlockPool:
 
     def touch_columns(self, hashes: Sequence[bytes]) -> int:
         """Mark all blocks of the longest reusable prefix of `hashes` as just used. Return its number of columns."""
-        if self.column_blocks == 1:
+        if not self.groups.windowed and self.column_blocks == 1:
             return len(self.touch(hashes))
         columns = self.known_columns(hashes)
         self.touch(self.groups.names(hashes[:columns]))

@@ -14,7 +14,7 @@ class BlockTable:
     """Blocks of one sequence, ordered by column, then by group; released exactly once.
 
     The table owns a reference on each block, taken by its creator. Windowed groups hold blocks only from column
-    `first_live` on; earlier entries repeat the table's first block, which no window reads.
+    `first_live` on; earlier entries repeat a block of the table, which no window reads there.
     """
 
     def __init__(self, pool: BlockPool, blocks: Sequence[int], first_live: int = 0) -> None:
@@ -129,10 +129,13 @@ class BlockTable:
         if groups.windowed == 0 or column <= self._first_live:
             return
         blocks = list(self.blocks)
+        unread = blocks[0 if groups.whole else column * groups.count]
         for index in reversed(range(self._first_live, min(column, self.columns))):
             for place in reversed(range(index * groups.count + groups.whole, (index + 1) * groups.count)):
                 self._pool.release(blocks[place])
-                blocks[place] = blocks[0]
+                blocks[place] = unread
+        if not groups.whole:
+            blocks[: column * groups.count] = [unread] * (column * groups.count)
         self._first_live = column
         self._replace(blocks)
 
@@ -165,11 +168,14 @@ def acquire(
     columns: int,
     spare_blocks: int = 0,
     first_live: int | None = None,
+    taken_columns: int | None = None,
 ) -> Acquired:
     """Create a table of `columns` columns: the longest cached prefix of `hashes`, then fresh blocks; all or none.
 
     `hashes` has at most `columns` entries. `spare_blocks`: number of blocks to leave available. `first_live`: first
-    column that windows need; by default, the first one needed to continue after the prefix. Raises: OutOfBlocks.
+    column that windows need; by default, the first one needed to continue after the prefix. `taken_columns`: number of
+    columns to take now, with at least the cached ones; by default all. The others must be available too, as far as
+    windows need them at a time. Raises: OutOfBlocks.
     """
     groups = pool.groups
     cached = pool.known_columns(hashes, first_live)
@@ -181,17 +187,19 @@ def acquire(
             for group in range(groups.count if column >= first else groups.whole)
         ]
     )
-    wanted = groups.blocks(columns, first) - len(found)
+    wanted = (groups.blocks if taken_columns is None else groups.most_blocks)(columns, first) - len(found)
+    columns = columns if taken_columns is None else max(cached, taken_columns)
     if wanted + spare_blocks > pool.available:
         refusal = OutOfBlocks(wanted + spare_blocks, pool.available)
         for block in reversed(found):
             pool.release(block)
         raise refusal
-    fresh = pool.allocate(wanted)
-    if groups.count == 1:
+    fresh = pool.allocate(groups.blocks(columns, first) - len(found))
+    if not groups.windowed and groups.count == 1:
         return Acquired(BlockTable(pool, [*found, *fresh]), cached)
-    needed, blocks = iter([*found, *fresh]), list[int]()
+    held = [*found, *fresh]
+    needed, blocks, unread = iter(held), list[int](), held[:1]  # if any is held, the first one may be repeated
     for column in range(columns):
         blocks += [next(needed) for _ in range(groups.whole)]
-        blocks += [next(needed) if column >= first else blocks[0] for _ in range(groups.windowed)]
+        blocks += [next(needed) for _ in range(groups.windowed)] if column >= first else unread * groups.windowed
     return Acquired(BlockTable(pool, blocks, first), cached)

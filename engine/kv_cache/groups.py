@@ -30,13 +30,13 @@ class LayerGroups:
 
 
 def layer_groups(config: ModelConfig, block_tokens: int) -> LayerGroups:
-    """Return one group, or the fewest groups with little padding if layers with and without a window are mixed."""
+    """Return one group, or the fewest groups with little padding that separate layers with and without a window."""
     windows, units = config.kv_windows, config.kv_units
     firsts = itertools.accumulate(units[:-1], initial=0)
     one = LayerGroups(BlockGroups(), sum(units), tuple(LayerPlace(0, first) for first in firsts))
     sizes = {window for window in windows if window is not None}
     is_whole = [window is None for window in windows]
-    if len(sizes) != 1 or not any(is_whole) or len(set(zip(is_whole, units, strict=True))) > 2:
+    if len(sizes) != 1 or len(set(zip(is_whole, units, strict=True))) > 2:
         return one
     [window] = sizes
     of_kind = {

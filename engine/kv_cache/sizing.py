@@ -22,7 +22,7 @@ def size_pool(layout: KvLayout, max_positions: int, kv_memory_bytes: int, max_mo
     `max_model_len`: by default, what model and memory allow. Raises: ModelError, naming the size that would fit.
     """
     blocks, least_blocks = kv_memory_bytes // layout.block_bytes, layout.groups.blocks(MIN_COLUMNS)
-    room_tokens = blocks // layout.groups.count * layout.block_tokens
+    room_tokens = layout.groups.most_columns(blocks) * layout.block_tokens
     wanted = min(max_positions, room_tokens) if max_model_len is None else max_model_len
     if wanted > max_positions:
         raise ModelError(
@@ -34,7 +34,7 @@ def size_pool(layout: KvLayout, max_positions: int, kv_memory_bytes: int, max_mo
             f"{least_blocks} are needed: give {least_blocks * layout.block_bytes} bytes"
         )
     if wanted > room_tokens:
-        needed_bytes = -(-wanted // layout.block_tokens) * layout.column_bytes
+        needed_bytes = layout.groups.most_blocks(-(-wanted // layout.block_tokens)) * layout.block_bytes
         raise ModelError(
             f"max-model-len: {wanted} tokens need {needed_bytes} bytes of kv-memory; {kv_memory_bytes} bytes "
             f"store {room_tokens} tokens ({layout.token_bytes} bytes each): raise kv-memory or lower "
@@ -75,7 +75,7 @@ class KvSizing:
     @property
     def request_blocks(self) -> int:
         """Number of blocks of a request of maximum length while its prompt is computed."""
-        return self.groups.blocks(-(-self.max_model_len // self.block_tokens))
+        return self.groups.most_blocks(-(-self.max_model_len // self.block_tokens))
 
     @property
     def answer_blocks(self) -> int:

@@ -1,7 +1,8 @@
 """Sequences of a scheduler, their phases (waiting, running, reserved, pinned) and their KV blocks. Pure.
 
-A waiting sequence has no blocks; its KV may be in host memory. A reserved sequence has blocks, into which the KV of its
-prompt is being copied. A pinned sequence is a prompt computed for another worker that has not read the blocks yet.
+A waiting sequence has no blocks; its KV may be in host memory. A running prompt takes blocks chunk by chunk. A reserved
+sequence has all its blocks, into which the KV of its prompt is being copied. A pinned sequence is a prompt computed for
+another worker that has not read the blocks yet.
 """
 
 import math
@@ -144,8 +145,20 @@ class RunningBatch:
     @property
     def claimed_blocks(self) -> int:
         """Blocks that all waiting sequences need together, ignoring cache hits."""
-        columns = sum(blocks_for(len(sequence.token_ids), self._block_tokens) for sequence in self.waiting)
-        return self.pool.groups.blocks(columns)
+        most_blocks = self.pool.groups.most_blocks
+        return sum(most_blocks(blocks_for(len(each.token_ids), self._block_tokens)) for each in self.waiting)
+
+    def outstanding_blocks(self, before: ArrivalKey | None = None) -> int:
+        """Blocks that running prompts will still take. `before`: count only prompts that arrived before this key."""
+        prompts = (each for each in self.running if each.is_prompt and (before is None or each.arrival_key < before))
+        return sum(map(self.lacking_blocks, prompts))
+
+    def lacking_blocks(self, sequence: ScheduledSequence) -> int:
+        """Blocks that a running sequence must still take to compute its tokens, after `relieve`."""
+        table, groups = sequence.held(), self.pool.groups
+        columns = blocks_for(len(sequence.token_ids), self._block_tokens)
+        first_live = groups.first_live(sequence.computed_tokens)
+        return max(0, groups.most_blocks(columns, first_live) - groups.blocks(table.columns, first_live))
 
     @property
     def claimed_slots(self) -> int:
@@ -211,12 +224,12 @@ class RunningBatch:
         sequence.known_tokens = known * self._block_tokens
         self.requests.setdefault(sequence.request.request_id, {})[sequence.arrival_key.choice] = sequence
 
-    def reserve(self, sequence: ScheduledSequence, columns: int, first_live: int) -> bool:
+    def reserve(self, sequence: ScheduledSequence, columns: int, beside: int, first_live: int) -> bool:
         """Reserve blocks for a new prompt whose KV will be received. Return False, without effect, if blocks are short.
 
-        `first_live`: see `acquire`.
+        `beside`: see `_hold`. `first_live`: see `acquire`.
         """
-        if not self._hold(sequence, columns, self.claimed_blocks, first_live):
+        if not self._hold(sequence, columns, beside, first_live):
             return False
         self.reserved[sequence.request.request_id] = sequence
         self.requests[sequence.request.request_id] = {sequence.arrival_key.choice: sequence}
@@ -273,7 +286,7 @@ class RunningBatch:
 
     def begin_take_over(self, hashes: Sequence[bytes]) -> IncomingPrefix | None:
         """Allocate blocks for a session from another worker. Return None if local sessions or prompts need them."""
-        spare_blocks = self.pool.available - self.pool.order.awaited_blocks
+        spare_blocks = self.pool.available - self.pool.order.awaited_blocks - self.outstanding_blocks()
         return self.begin_fetch(hashes, lambda columns: self.pool.groups.blocks(columns) <= spare_blocks)
 
     def end_take_over(self, incoming: IncomingPrefix, blocks: int, turn: SessionTurn) -> None:
@@ -297,11 +310,20 @@ class RunningBatch:
         known = self.pool.touch_columns(hashes)
         return known < len(hashes) and any(other.makes(known, hashes[known]) for other in self.running)
 
-    def admit(self, sequence: ScheduledSequence, most_slots: int) -> list[BlockSwap] | None:
-        """Start a waiting sequence. Return the swaps from host memory, or None if slots or blocks are short."""
+    def admit(
+        self, sequence: ScheduledSequence, most_slots: int, beside: int = 0, takes_all: bool = False
+    ) -> list[BlockSwap] | None:
+        """Start a waiting sequence. Return the swaps from host memory, or None if slots or blocks are short.
+
+        `beside`: see `_hold`. The sequence takes blocks only for KV that exists, the others with `grow`; if it
+        `takes_all`, it takes them now.
+        """
         if self.used_slots + sequence.places > most_slots:
             return None
-        if not self._hold(sequence, blocks_for(len(sequence.token_ids), self._block_tokens), beside=0):
+        columns, swapped = blocks_for(len(sequence.token_ids), self._block_tokens), sequence.swapped
+        existing = 0 if swapped is None else blocks_for(swapped.tokens, self._block_tokens)
+        first_live = None if swapped is None else swapped.first_live
+        if not self._hold(sequence, columns, beside, first_live, taken_columns=None if takes_all else existing):
             return None
         swaps = self._swap_in(sequence)
         self.counters.recomputed_tokens += max(0, sequence.lost_tokens - sequence.computed_tokens)
@@ -310,6 +332,43 @@ class RunningBatch:
         self.running.add(sequence)
         return swaps
 
+    def grow(self, prompt: ScheduledSequence, most_tokens: int, is_favoured: bool) -> int:
+        """Take blocks for at most `most_tokens` next tokens of a running prompt. Return the number that has blocks.
+
+        Blocks stay free for growing answers, except for one column of a prompt that `is_favoured`. A `prefill_only`
+        prompt is never preempted. It takes blocks only if all that it still needs are available: then it can finish
+        before any other, and return them, so prompts that wait for each other always have one that need not wait.
+        """
+        table, size, pool = prompt.held(), self._block_tokens, self.pool
+        end = min(prompt.computed_tokens + most_tokens, len(prompt.token_ids))
+        columns = blocks_for(end, size) - table.columns
+        if columns > 0:
+            headroom = self._headroom_blocks(but=prompt)
+            needed = self.lacking_blocks(prompt) if prompt.request.prefill_only else 0
+            if max(needed, columns * pool.column_blocks) > pool.available - headroom:
+                self.relieve()
+            spare = pool.available - headroom
+            if is_favoured:
+                spare = max(spare, min(pool.available, pool.column_blocks))
+            table.append(min(columns, spare // pool.column_blocks) if needed <= spare > 0 else 0)
+        return min(end, table.columns * size) - prompt.computed_tokens
+
+    def relieve(self) -> bool:
+        """Release blocks of running prompts that no window reads any more. Return whether any became available.
+
+        Until blocks are short, prompts keep them: once computed, they are published, and cached for prompts that share
+        only a part of the prefix.
+        """
+        groups, before = self.pool.groups, self.pool.available
+        if groups.windowed and not self.in_flight:
+            for each in self.running:
+                each.held().pass_over(groups.first_live(each.computed_tokens))
+        return self.pool.available > before
+
+    def newest_preemptible(self) -> ScheduledSequence | None:
+        """Return the newest running sequence that is not `prefill_only`; None if there is none."""
+        return next((each for each in reversed(self.running) if not each.request.prefill_only), None)
+
     def preempt(self, sequence: ScheduledSequence) -> list[BlockSwap]:
         """Stop a running sequence and let it wait. Return the swaps to make before its blocks are written again."""
         # The newest token is computed again even if its KV exists, since its logits are needed.
@@ -317,6 +376,7 @@ class RunningBatch:
         self.counters.preemptions += 1
         self.counters.preempted_tokens += lost_tokens
         table = sequence.held()
+        table.pass_over(table.groups.first_live(lost_tokens))
         blocks, first_live = table.held(0, blocks_for(lost_tokens, self._block_tokens)), table.first_live
         slots = self._swap.take(len(blocks))
         sequence.release()
@@ -374,16 +434,24 @@ class RunningBatch:
         if not choices:
             del self.requests[request_id]
 
-    def _hold(self, sequence: ScheduledSequence, columns: int, beside: int, first_live: int | None = None) -> bool:
+    def _hold(
+        self,
+        sequence: ScheduledSequence,
+        columns: int,
+        beside: int,
+        first_live: int | None = None,
+        taken_columns: int | None = None,
+    ) -> bool:
         """Give a sequence its block table: cached blocks, then new ones. Return False if blocks are short.
 
-        `beside`: number of blocks that must stay available, in addition to the headroom. `first_live`: see `acquire`.
+        `beside`: number of blocks that must stay available, in addition to the headroom. `first_live`,
+        `taken_columns`: see `acquire`.
         """
-        hashes = sequence.reusable_hashes(self._block_tokens)
+        hashes, spare_blocks = sequence.reusable_hashes(self._block_tokens), self._headroom_blocks() + beside
         try:
-            acquired = acquire(self.pool, hashes, columns, self._headroom_blocks + beside, first_live)
+            acquired = acquire(self.pool, hashes, columns, spare_blocks, first_live, taken_columns)
         except OutOfBlocks:
-            return False
+            return self.relieve() and self._hold(sequence, columns, beside, first_live, taken_columns)
         sequence.table = acquired.table
         sequence.published_blocks = acquired.cached_columns
         sequence.computed_tokens = acquired.cached_columns * self._block_tokens
@@ -402,12 +470,13 @@ class RunningBatch:
         self.running.add(other)
         return other
 
-    @property
-    def _headroom_blocks(self) -> int:
-        """Blocks to leave free for growing answers. `prefill_only` prompts need none: they have all their blocks."""
-        computed_only = sum(sequence.request.prefill_only for sequence in self.running)
-        columns = headroom_blocks(len(self.running) - computed_only + len(self.reserved))
-        return self.pool.groups.blocks(columns)
+    def _headroom_blocks(self, but: ScheduledSequence | None = None) -> int:
+        """Blocks to leave free for growing answers. `prefill_only` prompts need none: they have no answer here.
+
+        `but`: running sequence that does not count.
+        """
+        growing = sum(not each.request.prefill_only for each in self.running if each is not but)
+        return self.pool.groups.blocks(headroom_blocks(growing + len(self.reserved)))
 
     def _swap_in(self, sequence: ScheduledSequence) -> list[BlockSwap]:
         """Return the swaps that bring uncached blocks back from host memory. Free the host slots for the next plan."""

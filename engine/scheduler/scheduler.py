@@ -4,13 +4,18 @@ Pure. A prompt is either computed here, or its KV is received from a prefill wor
 copied into them, and the request joins the batch with its first tokens. A `prefill_only` request is computed for
 another worker: it takes no batch slot, is never preempted, and its blocks stay pinned after its first tokens.
 
-Admission checks only what a prompt needs now. When answers outgrow the pool, the newest sequence is preempted: it
-releases its blocks and waits by age. On resumption its KV is swapped in from host memory, or its tokens are computed
-again but never sampled again. Progress is guaranteed: a request that does not fit into the empty pool is rejected, so
-the oldest sequence always fits once every transfer has finished.
+Admission checks that a prompt fits now, but a prompt takes blocks only as its chunks are computed. When answers and
+prompts outgrow the pool, the newest sequence is preempted: it releases its blocks and waits by age. On resumption its
+KV is swapped in from host memory, or its tokens are computed again but never sampled again.
+
+Progress is guaranteed. A request that does not fit into the empty pool is rejected, so the oldest sequence always fits
+once every transfer has finished and every younger sequence is preempted. A `prefill_only` prompt takes blocks only if
+all that it still needs are available. This keeps an order in which all of them can finish (Dijkstra's banker): such a
+prompt can finish first, and so can one that is admitted, and then the others have what they had before.
 """
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -49,6 +54,7 @@ from baton.engine.scheduler.sequences import (
     TokenMade,
 )
 from baton.engine.scheduler.speculation import Speculation
+from baton.text.block_groups import CHARGED_ANSWER_TOKENS
 
 
 def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None:
@@ -108,12 +114,14 @@ class Scheduler:
         speculation: Speculation | None = None,
         whole_prompts: bool = False,
         tbt_s: float = 0.0,
+        answer_tokens: int = CHARGED_ANSWER_TOKENS,
     ) -> None:
         """Start empty.
 
         `tbt_s`: TBT objective of answers without their own, in seconds; 0: no prompt is urgent. `whole_prompts`:
         compute each prompt in one step of any length and cache nothing of it, for a model whose tokens attend to later
-        ones.
+        ones. `answer_tokens`: assumed length of an answer. It is admitted if older prompts find the blocks that they
+        take in as many steps.
         """
         self._whole_prompts = whole_prompts
         self.speculation = speculation
@@ -129,6 +137,9 @@ class Scheduler:
         self._budget = budget
         self._tbt_s = tbt_s
         self._swap_slots = 0 if swap is None else swap.total_slots
+        self._stalled: ScheduledSequence | None = None  # oldest prompt that lacked blocks in the last plan
+        self._foreseen_blocks = sys.maxsize  # blocks that prompts take while a new answer runs
+        self._answer_tokens = answer_tokens
 
     def add(self, request: Request, cache_root: bytes | None = None) -> None:
         """Queue a prompt to compute here. Raises: RequestTooLong, RequestRefused.
@@ -153,7 +164,8 @@ class Scheduler:
         if batch.used_slots + batch.claimed_slots + request.params.places > self._max_sequences:
             return None
         sequence = batch.make(request, cache_root)
-        if not batch.reserve(sequence, min(columns + 1, self._most_columns(request)), first_live):
+        beside = batch.claimed_blocks + min(batch.outstanding_blocks(), self._foreseen_blocks)
+        if not batch.reserve(sequence, min(columns + 1, self._most_columns(request)), beside, first_live):
             return None
         cached_columns = sequence.computed_tokens // self._block_tokens
         blocks = sequence.held().held(0, columns, first_live)
@@ -182,29 +194,14 @@ class Scheduler:
     def plan(self, now_s: float = 0.0) -> Plan | None:
         """Plan the next step; None if there is nothing to compute now. `now_s`: monotonic time, for TTFT objectives."""
         draft = PlanBuilder()
-        self._make_room(draft)
-        answers = [sequence for sequence in self.batch.running if sequence.is_answer]
-        for sequence, drafted in zip(answers, self._drafted(answers), strict=True):
-            draft.copies += sequence.held().grow(sequence.computed_tokens, self._block_tokens)
-            draft.compute(sequence, budget_tokens=1)
-            for count in range(1, len(drafted) + 1):
-                draft.copies += sequence.held().grow(sequence.computed_tokens + count, self._block_tokens)
-                draft.guess(sequence, drafted[:count])
-        target_s = self._goal_s(answers, len(draft.chunks))
-        order = self._order(now_s, target_s if answers else None)
-        before_prompts = len(draft.chunks)
-        budget_tokens = self._prefill_budget(len(draft.chunks), target_s if order.urgent else 0.0)
-        prompts = self._prompts(order, draft)
-        while budget_tokens > 0 and (prompt := next(prompts, None)) is not None:
-            if self._whole_prompts and prompt.uncomputed_tokens > budget_tokens:
-                if draft.chunks:
-                    break  # the prompt needs a step without other chunks
-                budget_tokens = prompt.uncomputed_tokens
-            budget_tokens -= draft.compute(prompt, self._without_tail(prompt, budget_tokens))
-            if self._budget is not None and not answers and draft.chunks[-1].end == len(prompt.token_ids):
-                computed = sum(len(chunk.token_ids) for chunk in draft.chunks)
-                budget_tokens = min(budget_tokens, self._budget.after_completed(computed, self._tbt_s))
-        order.overtaken(zip(draft.sequences[before_prompts:], draft.chunks[before_prompts:], strict=True))
+        favoured = self._make_room(draft)
+        self._add_answers(draft, drafts=favoured is None)
+        self._add_prompts(draft, now_s, favoured)
+        while not draft.chunks and draft.short and (newest := self._giving_way(draft.oldest_short)) is not None:
+            draft.swaps_out += self.batch.preempt(newest)
+            draft.short.clear()
+            self._add_prompts(draft, now_s, favoured)
+        self._stalled = draft.oldest_short
         return self._begin(draft)
 
     def plan_ahead(self) -> Plan | None:
@@ -293,7 +290,7 @@ class Scheduler:
             "total_blocks": self.pool.total_blocks,
             "whole_prompts": self._whole_prompts,
             "drafts": self.speculation is not None,
-            "windows": self.pool.groups.count > 1,
+            "windows": self.pool.groups.windowed > 0,
         }
 
     def stop_choice(self, request_id: int, choice: int) -> bool:
@@ -343,12 +340,13 @@ class Scheduler:
         if request.request_id in self.batch.requests:
             raise RequestRefused(f"request {request.request_id}: already exists")
         total, places, groups = self.pool.total_blocks, request.params.places, self.pool.groups
+        most_blocks = groups.blocks if self._whole_prompts else groups.most_blocks
         if request.prefill_only:
-            needed = groups.blocks(blocks_for(len(request.token_ids), self._block_tokens))
+            needed = most_blocks(blocks_for(len(request.token_ids), self._block_tokens))
             if needed > total:
                 raise RequestTooLong(f"the prompt needs {needed} blocks; the pool has {total}")
             return
-        needed = groups.blocks(self._most_columns(request))
+        needed = most_blocks(self._most_columns(request))
         if needed > total:
             raise RequestTooLong(f"a choice may need {needed} blocks; the pool has {total}")
         if places > self._max_sequences:
@@ -397,30 +395,100 @@ class Scheduler:
         drafting_s = 0.0 if self.speculation is None else self.speculation.drafting_s
         return self._budget.prompt_tokens(decode_tokens, left, drafting_s, target_s)
 
-    def _make_room(self, draft: PlanBuilder) -> None:
-        """Preempt the newest sequences until every running answer can grow by a token.
+    def _make_room(self, draft: PlanBuilder) -> ScheduledSequence | None:
+        """Preempt the newest sequences until every running answer can grow by a token, and the stalled prompt too.
 
-        Call it before the first copy is planned, so that no source block of a copy is released and reused. The oldest
-        sequence is preempted only for transfers and `prefill_only` prompts, which finish in bounded time.
+        Return the prompt that blocks were released for, if any. Only sequences that are younger than it are preempted
+        for it. Call this before the first copy is planned, so that no source block of a copy is released and reused.
+        The oldest sequence is preempted only for transfers and `prefill_only` prompts, which finish in bounded time.
         """
-        batch = self.batch
-        while self._lacks_blocks():
-            preemptible = [sequence for sequence in batch.running if not sequence.request.prefill_only]
-            if len(batch.running) == 1 and not batch.holds_for_transfers:
+        batch, stalled = self.batch, self._stalled
+        if stalled is not None and stalled not in batch.running:
+            stalled = None
+        while self._lacks_blocks(stalled):
+            newest = batch.newest_preemptible()
+            if stalled is not None and (newest is None or newest.arrival_key <= stalled.arrival_key):
+                stalled = None
+                continue
+            if newest is None or (len(batch.running) == 1 and not batch.holds_for_transfers):
                 raise BlockError("the oldest sequence does not fit the pool: another owner takes its blocks")
-            draft.swaps_out += batch.preempt(preemptible[-1])
+            draft.swaps_out += batch.preempt(newest)
+        return stalled
 
-    def _lacks_blocks(self) -> bool:
-        """Return whether a running answer cannot grow by a token. Cheap if enough are free."""
+    def _lacks_blocks(self, stalled: ScheduledSequence | None) -> bool:
+        """Return whether an answer cannot grow by a token, or the `stalled` prompt by a column. Cheap in most cases."""
         running, pool = self.batch.running, self.pool
-        may_lack = len(running) * pool.column_blocks > pool.available
-        return may_lack and wanted_blocks(running, pool, self._block_tokens) > pool.available
+        if len(running) * pool.column_blocks <= pool.available:
+            return False
+        wanted = wanted_blocks(running, pool, self._block_tokens) + (0 if stalled is None else pool.column_blocks)
+        return wanted > pool.available and not (self.batch.relieve() and wanted <= pool.available)
+
+    def _giving_way(self, oldest_short: ScheduledSequence | None) -> ScheduledSequence | None:
+        """Return the sequence to preempt if prompts lack blocks and nothing else can be computed; None to wait.
+
+        The newest is preempted for an older one, and for `prefill_only` prompts unless transfers will release blocks:
+        once all others are preempted, one of these finds all that it needs (`RunningBatch.grow`).
+        """
+        batch, newest = self.batch, self.batch.newest_preemptible()
+        if newest is not None and oldest_short is not None and newest.arrival_key > oldest_short.arrival_key:
+            return newest
+        if batch.holds_for_transfers:
+            return None
+        if newest is None or len(batch.running) == 1:
+            raise BlockError("the oldest prompt does not fit the pool: another owner takes its blocks")
+        return newest
+
+    def _add_answers(self, draft: PlanBuilder, drafts: bool) -> None:
+        """Add the newest token of every running answer. `drafts`: with drafted tokens, which may need blocks, too."""
+        answers = [sequence for sequence in self.batch.running if sequence.is_answer]
+        drafted_tokens = self._drafted(answers) if drafts else [()] * len(answers)
+        for sequence, drafted in zip(answers, drafted_tokens, strict=True):
+            draft.copies += sequence.held().grow(sequence.computed_tokens, self._block_tokens)
+            draft.compute(sequence, budget_tokens=1)
+            for count in range(1, len(drafted) + 1):
+                draft.copies += sequence.held().grow(sequence.computed_tokens + count, self._block_tokens)
+                draft.guess(sequence, drafted[:count])
+
+    def _add_prompts(self, draft: PlanBuilder, now_s: float, favoured: ScheduledSequence | None) -> None:
+        """Add prompt tokens next to the answers in `draft`. `favoured`: see `RunningBatch.grow`."""
+        rows = len(draft.chunks)
+        target_s = self._goal_s(draft.sequences, rows)
+        order = self._order(now_s, target_s if rows else None)
+        budget_tokens = self._prefill_budget(rows, target_s if order.urgent else 0.0)
+        if budget_tokens:
+            columns = blocks_for(self._answer_tokens * budget_tokens, self._block_tokens)
+            self._foreseen_blocks = self.pool.groups.blocks(columns)
+        prompts = self._prompts(order, draft)
+        while budget_tokens > 0 and (prompt := next(prompts, None)) is not None:
+            if self._whole_prompts and prompt.uncomputed_tokens > budget_tokens:
+                if draft.chunks:
+                    break  # the prompt needs a step without other chunks
+                budget_tokens = prompt.uncomputed_tokens
+            most_tokens = min(self._without_tail(prompt, budget_tokens), prompt.uncomputed_tokens)
+            tokens = self.batch.grow(prompt, most_tokens, prompt is favoured)
+            if tokens < most_tokens:
+                draft.short.append(prompt)
+            if tokens == 0:
+                continue
+            budget_tokens -= draft.compute(prompt, tokens)
+            if self._budget is not None and rows == 0 and draft.chunks[-1].end == len(prompt.token_ids):
+                computed = sum(len(chunk.token_ids) for chunk in draft.chunks)
+                budget_tokens = min(budget_tokens, self._budget.after_completed(computed, self._tbt_s))
+        order.overtaken(zip(draft.sequences[rows:], draft.chunks[rows:], strict=True))
 
     def _prompts(self, order: PromptOrder, draft: PlanBuilder) -> Iterator[ScheduledSequence]:
-        """Iterate over prompts to compute, in order. A waiting prompt is admitted first, if all its tokens fit."""
+        """Iterate over prompts to compute, in order. A waiting prompt is admitted first, if it fits and none is short.
+
+        It must leave older prompts the blocks that they take while its answer is assumed to run. A `prefill_only`
+        prompt need not: it releases its blocks soon after its last chunk.
+        """
 
         def admit(sequence: ScheduledSequence) -> bool:
-            swaps = self.batch.admit(sequence, self._max_sequences)
+            if draft.short:
+                return False
+            beside = 0 if sequence.request.prefill_only else self.batch.outstanding_blocks(sequence.arrival_key)
+            beside = min(beside, self._foreseen_blocks)
+            swaps = self.batch.admit(sequence, self._max_sequences, beside, self._whole_prompts)
             draft.swaps_in += swaps or ()
             return swaps is not None
 

@@ -310,16 +310,15 @@ class ArrivalOrder:
         del self._sequences[sequence.arrival_key]
         del self._keys[bisect_left(self._keys, sequence.arrival_key)]
 
-    @property
-    def newest(self) -> ScheduledSequence:
-        return self._sequences[self._keys[-1]]
-
     def __contains__(self, sequence: ScheduledSequence) -> bool:
         return sequence.arrival_key in self._sequences
 
     def __iter__(self) -> Iterator[ScheduledSequence]:
         """Iterate from the oldest sequence; the order must not change during the iteration."""
         return map(self._sequences.__getitem__, self._keys)
+
+    def __reversed__(self) -> Iterator[ScheduledSequence]:
+        return map(self._sequences.__getitem__, reversed(self._keys))
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -360,6 +359,13 @@ class PlanBuilder:
     copies: list[BlockCopy] = field(default_factory=list)
     swaps_out: list[BlockSwap] = field(default_factory=list)
     swaps_in: list[BlockSwap] = field(default_factory=list)
+    short: list[ScheduledSequence] = field(default_factory=list)  # prompts that lack blocks for the step's tokens
+
+    @property
+    def oldest_short(self) -> ScheduledSequence | None:
+        """Oldest preemptible prompt that lacks blocks."""
+        preemptible = (each for each in self.short if not each.request.prefill_only)
+        return min(preemptible, key=lambda each: each.arrival_key, default=None)
 
     def compute(self, sequence: ScheduledSequence, budget_tokens: int) -> int:
         """Add at most `budget_tokens` next tokens of a sequence. Returns their number."""

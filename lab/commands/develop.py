@@ -23,14 +23,17 @@ def test(
 
 
 PLANTS = (
+    "all-taken",
     "announced-once",
     "best-by-sum",
     "doubled-adoption",
     "dropped-pin",
     "early-confirm",
+    "granted-twice",
     "kept-draft",
     "kept-unconfirmed",
     "off-by-one-offset",
+    "passed-over",
     "published-draft",
     "reused-transfer-id",
     "stale-copy",

@@ -89,6 +89,12 @@ def check_pages(world: "World") -> None:
                 raise Violation(f"{machine.name}: {error}") from error
 
 
+def check_prompt_blocks(world: "World") -> None:
+    """Check that prompts took their blocks chunk by chunk, and the oldest one always. Raises: Violation."""
+    if world.prompt_blocks.fault is not None:
+        raise Violation(world.prompt_blocks.fault)
+
+
 def unexpected_error_logs(world: "World") -> list[str]:
     """Return the logged errors, except those that bit flips or several deaths of workers cause."""
     expected = [_SAYS_CORRUPT] if any(fault.kind is SimulatedFaultKind.FLIP for fault in world.faults) else []

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import baton.worker.transfer.reader
 from baton.decode_worker.answer import Answer
 from baton.engine.kv_cache.block_pool import Watch
+from baton.engine.kv_cache.block_table import BlockTable
 from baton.engine.request import Chunk, EndReason
 from baton.engine.scheduler.batch import RunningBatch
 from baton.engine.scheduler.scheduler import Scheduler
@@ -188,6 +189,40 @@ def unseen_change() -> AbstractContextManager[Any]:
     return patch.object(KnownSums, "matches", lambda self, name, checksum: True)
 
 
+def all_taken() -> AbstractContextManager[Any]:
+    """Plant: take all blocks of a prompt at its admission."""
+    real = RunningBatch.admit
+
+    def admit(self: RunningBatch, sequence: ScheduledSequence, most_slots: int, beside: int, takes_all: bool) -> Any:
+        return real(self, sequence, most_slots, beside, takes_all=True)
+
+    return patch.object(RunningBatch, "admit", admit)
+
+
+def passed_over() -> AbstractContextManager[Any]:
+    """Plant: give the oldest prompt no blocks while another prompt runs."""
+    real = RunningBatch.grow
+
+    def grow(self: RunningBatch, prompt: ScheduledSequence, *more: Any) -> int:
+        first, *others = [each for each in self.running if each.is_prompt]
+        return 0 if others and prompt is first else real(self, prompt, *more)
+
+    return patch.object(RunningBatch, "grow", grow)
+
+
+def granted_twice() -> AbstractContextManager[Any]:
+    """Plant: allocate a block that a prompt already holds."""
+    real = BlockTable.append
+
+    def append(self: BlockTable, columns: int) -> None:
+        held = self.blocks
+        real(self, columns)
+        if held and columns:
+            self._replace((*self.blocks[:-1], held[0]))
+
+    return patch.object(BlockTable, "append", append)
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "doubled-adoption": doubled_adoption,
     "dropped-pin": dropped_pin,
@@ -204,6 +239,9 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "unseen-change": unseen_change,
     "wrong-place": wrong_place,
     "stale-copy": stale_copy,
+    "all-taken": all_taken,
+    "passed-over": passed_over,
+    "granted-twice": granted_twice,
 }
 
 

@@ -35,6 +35,7 @@ from baton.lab.simulation.invariants import (
     check_cache_contents,
     check_files,
     check_pages,
+    check_prompt_blocks,
     check_quiet,
     unexpected_error_logs,
 )
@@ -43,6 +44,7 @@ from baton.lab.simulation.network.calls import Internet
 from baton.lab.simulation.network.links import Network
 from baton.lab.simulation.network.loop import CURRENT, OutOfTurns, SimulatedLoop, SimulatedProcess, spawn
 from baton.lab.simulation.processes import Factory, SimulatedMachine, WorkerShape, worker_record
+from baton.lab.simulation.prompt_blocks import PromptBlocks
 from baton.lab.simulation.recorder import recording
 from baton.lab.simulation.redis import SimulatedRedis
 from baton.lab.simulation.seams import installed
@@ -209,6 +211,7 @@ class World:
         self.injector = Injector(self)
         self.exercised: Counter[str] = Counter()
         self.trace_check = TraceCheck()
+        self.prompt_blocks = PromptBlocks()
 
     @property
     def workers(self) -> list[SimulatedMachine]:
@@ -257,6 +260,7 @@ async def live(world: World, result: WorldResult) -> None:
     await _until(world, lambda: check_quiet(world) is None, QUIET_S, lambda: str(check_quiet(world)))
     check_cache_contents(world, result.histories)
     check_files(world, result.histories)
+    check_prompt_blocks(world)
     watching.cancel()
     await asyncio.wait([watching])
     if not watching.cancelled():
@@ -295,7 +299,7 @@ def _run(world: World, seed: int) -> WorldResult:
         PerSequenceDrafter(lambda: world.drafter),
         world.stalled,
     )
-    with _logging_to(world), surroundings, counting(world.exercised), recording(world.trace_check):
+    with _logging_to(world), surroundings, counting(world.exercised), watching(world):
         try:
             world.loop.run_until_complete(live(world, result))
             if error_logs := unexpected_error_logs(world):
@@ -384,6 +388,7 @@ async def _watch(world: World) -> None:
     """Check periodically the invariants that hold at any time. Raises: Violation."""
     while True:
         check_pages(world)
+        check_prompt_blocks(world)
         await asyncio.sleep(WATCH_S)
 
 
@@ -395,6 +400,13 @@ async def _until(
         if world.loop.time() > deadline_s:
             raise Violation(otherwise if isinstance(otherwise, str) else otherwise())
         await asyncio.sleep(0.25)
+
+
+@contextmanager
+def watching(world: World) -> Iterator[None]:
+    """Check the protocol's events and the schedulers' plans inside the block."""
+    with recording(world.trace_check), world.prompt_blocks.watching():
+        yield
 
 
 @contextmanager

@@ -521,6 +521,6 @@ def groups_of(model: session_pb2.ModelInfo) -> BlockGroups:
     if not model.HasField("block_groups"):
         return ONE_GROUP
     groups = model.block_groups
-    if not (groups.whole and model.block_size):
-        raise ValueError("block_groups has no group that keeps all tokens, or block_size is 0")
+    if not (groups.whole + groups.windowed and model.block_size):
+        raise ValueError("block_groups has no groups, or block_size is 0")
     return BlockGroups(groups.whole, groups.windowed, groups.window_tokens, model.block_size)

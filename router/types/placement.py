@@ -106,7 +106,7 @@ class PlacementRequest:
         charge = (prompt_tokens, self.max_tokens, self.choices, block_tokens, self.groups)
         write(self, "charged_answer_tokens", min(self.max_tokens, CHARGED_ANSWER_TOKENS))
         write(self, "charged_blocks", charged_blocks(*charge))
-        write(self, "longest_blocks", self.groups.blocks(-(-(prompt_tokens + self.max_tokens) // block_tokens)))
+        write(self, "longest_blocks", self.groups.most_blocks(-(-(prompt_tokens + self.max_tokens) // block_tokens)))
         write(self, "reusable_blocks", (prompt_tokens - 1) // block_tokens)
 
     def after(self, waited_s: float) -> "PlacementRequest":

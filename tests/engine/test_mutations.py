@@ -68,7 +68,14 @@ MUTATIONS = [
     Mutation(SEQUENCES, "tuple(self.copies)", "()"),
     Mutation(SEQUENCES, "tuple(self.swaps_out)", "()"),
     Mutation(SEQUENCES, "tuple(self.swaps_in)", "()"),
-    Mutation(SCHEDULER, "self._block_tokens) > pool.available", "self._block_tokens) > pool.available + 1"),
+    Mutation(SCHEDULER, "return wanted > pool.available", "return wanted > pool.available + 1"),
+    Mutation(SCHEDULER, "self._stalled = draft.oldest_short", "self._stalled = None"),
+    Mutation(BATCH, "blocks_for(end, size) - table", "blocks_for(len(prompt.token_ids), size) - table"),
+    Mutation(
+        BATCH,
+        "first_live(each.computed_tokens))\n        return",
+        "first_live(each.computed_tokens + 2))\n        return",
+    ),
     Mutation(SCHEDULER, "self.batch.pin(sequence)", "self.batch.end(sequence)"),
     Mutation(SEQUENCES, "self.uncomputed_tokens == 1 and not self.request.prefill_only", "self.uncomputed_tokens == 1"),
     Mutation(SEQUENCES, "table.held(self.readable_blocks, readable", "table.held(0, readable"),
@@ -82,8 +89,9 @@ def explore(world_of: Any) -> None:
     for seed in range(WORLDS):
         groups = WINDOWED if seed % 2 else ONE_GROUP
         blocks, host_slots = groups.blocks(3 + seed // 2 % 6), groups.blocks((0, 12, 3)[seed // 2 % 3])
-        world = world_of(blocks=blocks, host_slots=host_slots, groups=groups)
-        walk(world, random.Random(seed), operations=60)
+        options = {"hurried": seed % 4 > 1, "answer_tokens": (256, 0)[seed % 4 > 1], "speculates": seed % 8 > 5}
+        world = world_of(blocks=blocks, host_slots=host_slots, groups=groups, **options)
+        walk(world, random.Random(seed), operations=60, longest=16 if seed % 4 > 1 else 9)
         world.finish()
 
 

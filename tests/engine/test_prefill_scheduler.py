@@ -185,8 +185,8 @@ def test_a_pinned_prefix_is_shared_and_counted_as_computed(scheduler):
     step(scheduler)
     scheduler.add(prompt(2, 20))
     step(scheduler)
-    assert scheduler.pool.counts.held == 5
-    assert (scheduler.batch.held_by_sequences, scheduler.batch.held_by_transfers) == (5, 0)
+    assert scheduler.pool.counts.held == 4
+    assert (scheduler.batch.held_by_sequences, scheduler.batch.held_by_transfers) == (4, 0)
     scheduler.abort(2)
     assert (scheduler.batch.held_by_sequences, scheduler.batch.held_by_transfers) == (0, 2)
 

@@ -126,6 +126,17 @@ def test_short_prompt_waits_for_a_long_one_that_has_no_time() -> None:
     assert clock.met == 2
 
 
+def test_prompt_that_was_given_up_is_computed_though_others_never_cease() -> None:
+    clock = alone()
+    long, tokens, step_tokens = clock.add(1500), 0, 512
+    while long not in clock.ends:
+        for _ in range(3):
+            clock.add(100)
+        tokens += clock.step()[0].prompt_tokens
+        assert tokens <= (PATIENCE + 1) * 1500 + 2 * step_tokens
+    assert tokens > 2 * 1500, "others went before it"
+
+
 def test_prompt_that_cannot_be_on_time_takes_no_other_ones_time() -> None:
     clock = alone()
     hopeless, others = clock.add(3000), [clock.add(150) for _ in range(4)]

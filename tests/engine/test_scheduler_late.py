@@ -55,7 +55,7 @@ def test_however_often_it_is_late_its_tokens_come_in_order() -> None:
 def test_a_sequence_computed_again_after_a_preemption_repeats_only_its_last_token() -> None:
     scheduler = running(6)
     step(scheduler, {})
-    sequence = scheduler.batch.running.newest
+    sequence = scheduler.batch.newest_preemptible()
     scheduler.batch.preempt(sequence)
     recomputed = plan_of(scheduler)
     assert len(recomputed.chunks[0].token_ids) == 8

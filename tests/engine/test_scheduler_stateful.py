@@ -14,8 +14,14 @@ from baton.text.block_groups import ONE_GROUP, BlockGroups
 from tests.fixtures.scheduler_walk import walk
 from tests.fixtures.scheduler_world import BLOCK, SchedulerWorld
 
-GROUPS = [ONE_GROUP, BlockGroups(1, 1, 1, BLOCK), BlockGroups(2, 3, 5, BLOCK), BlockGroups(1, 2, 3, BLOCK)]
-"""The last three with windows within a block, over several, and of one token alone."""
+GROUPS = [
+    ONE_GROUP,
+    BlockGroups(0, 1, 3, BLOCK),
+    BlockGroups(1, 1, 1, BLOCK),
+    BlockGroups(2, 3, 5, BLOCK),
+    BlockGroups(1, 2, 3, BLOCK),
+]
+"""All but the first with windows: of one token alone, within a block, and over several."""
 answered = st.sampled_from([0, 0, 1, 3])
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)
 
@@ -71,7 +77,7 @@ TestMixedLives = MixedLives.TestCase
 TestMixedLives.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 
 
-@pytest.mark.parametrize("groups", [ONE_GROUP, GROUPS[-1]], ids=str)
+@pytest.mark.parametrize("groups", [ONE_GROUP, GROUPS[1], GROUPS[-1]], ids=str)
 @pytest.mark.parametrize("speculates", [False, True])
 @pytest.mark.parametrize("host_slots", [0, 3])
 @pytest.mark.parametrize(("columns", "worlds"), [(3, 30), (5, 12), (8, 10)])  # fewer answers of short pools are drafted

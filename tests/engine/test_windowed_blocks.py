@@ -25,7 +25,7 @@ from baton.kernels import attention
 from baton.text.block_groups import ONE_GROUP, BlockGroups, charged_blocks
 from baton.text.block_hash import block_hashes, root_hash
 from tests.fixtures.checkpoints import make_checkpoint
-from tests.fixtures.paged import PagedModel, random_prompt, unlikely
+from tests.fixtures.paged import PagedModel, answered, random_prompt, token_ids, unlikely
 
 BLOCK = 4
 GROUPS = BlockGroups(1, 2, window_tokens=8, block_tokens=BLOCK)  # a column is three blocks, two of them windowed
@@ -216,6 +216,32 @@ def test_blocks_for_a_fetch_are_named_windows_first_and_published_behind_their_p
         fetched.release()
 
 
+def test_prefix_of_windows_alone_is_found_by_its_last_window() -> None:
+    groups = BlockGroups(0, 1, window_tokens=8, block_tokens=BLOCK)
+    pool = BlockPool(12, groups)
+    first = acquire(pool, (), columns=6)
+    first.table.publish(names(24))
+    first.table.pass_over(4)
+    assert len(first.table.held_blocks) == 2
+    first.table.release()
+    pool.allocate(6 + 4)  # evicts the blocks that the window has passed
+    again = acquire(pool, names(24), columns=6)
+    assert (again.cached_columns, again.table.first_live, len(again.table.held_blocks)) == (6, 4, 2)
+    pool.check_conservation()
+
+
+def test_landing_prompt_of_windows_alone_counts_no_hit_without_a_block() -> None:
+    groups = BlockGroups(0, 1, window_tokens=8, block_tokens=BLOCK)
+    scheduler = Scheduler(BlockPool(12, groups), BLOCK, 64, max_sequences=4)
+    reservation = scheduler.reserve(request(1, tokens=40))
+    assert reservation is not None
+    assert (len(reservation.blocks), reservation.cached_tokens) == (2, 0)
+    scheduler.abort(1, landed_blocks=2)
+    again = scheduler.reserve(request(2, tokens=40))
+    assert again is not None
+    assert (again.cached_blocks, again.cached_tokens) == (1, 36)
+
+
 @pytest.mark.parametrize("groups", [ONE_GROUP, GROUPS, BlockGroups(2, 1, 8, BLOCK)], ids=str)
 def test_a_reader_that_asks_by_names_asks_for_columns(groups: BlockGroups) -> None:
     for columns in range(12):
@@ -260,13 +286,26 @@ def test_layers_are_dealt_into_few_groups_of_equally_many(config_of: ConfigOf) -
 
 @pytest.mark.parametrize(
     ("windows", "positions"),
-    [([None] * 4, 4096), ([128] * 4, 4096), ([128, None] * 2, 255), ([128, 64, None, None], 4096)],
-    ids=["without windows", "with nothing else", "hardly longer than a window", "of two sizes"],
+    [([None] * 4, 4096), ([128, None] * 2, 255), ([128] * 4, 255), ([128, 64, None, None], 4096)],
+    ids=["without windows", "hardly longer than a window", "no longer than two windows", "of two sizes"],
 )
 def test_other_models_have_one_group(windows: list[int | None], positions: int, config_of: ConfigOf) -> None:
     dealt = layer_groups(config_of(windows, positions), 32)
     assert dealt.groups == ONE_GROUP
     assert dealt.layers == len(windows)
+
+
+def test_layers_that_all_have_a_window_are_one_group_that_keeps_the_window(config_of: ConfigOf) -> None:
+    dealt = layer_groups(config_of([128] * 4, 4096), 32)
+    assert dealt.groups == BlockGroups(0, 1, 128, 32)
+    assert (dealt.layers, [place.place for place in dealt.places]) == (4, [0, 1, 2, 3])
+
+
+def test_pool_of_a_window_serves_any_context_if_all_layers_have_it(config_of: ConfigOf) -> None:
+    layout = kv_layout(config_of([128] * 4, 4096), torch.bfloat16, 32)
+    assert size_pool(layout, 4096, 6 * layout.block_bytes, None) == (6, 4096)
+    assert size_pool(layout, 4096, 5 * layout.block_bytes, None) == (5, 5 * 32)
+    assert KvSizing.of(layout, 14 * layout.block_bytes, 4096).concurrency == 1 + 8 / 4
 
 
 def test_more_requests_fit_at_once_for_their_windows(config_of: ConfigOf) -> None:
@@ -277,16 +316,20 @@ def test_more_requests_fit_at_once_for_their_windows(config_of: ConfigOf) -> Non
     plain, windowed = sizing([None] * 4, 1 << 27), sizing([128, None] * 2, 1 << 27)
     assert plain.token_bytes == windowed.token_bytes
     assert windowed.block_bytes == plain.block_bytes // 2
-    assert windowed.request_blocks == 2 * plain.request_blocks
+    assert windowed.request_blocks == 128 + 4 + 2
     assert windowed.answer_blocks == 128 + 4
     assert windowed.concurrency > 1.5 * plain.concurrency
     assert sizing([128, None] * 2, windowed.bytes_for(5)).concurrency == pytest.approx(5)
 
 
-def test_a_pool_is_sized_for_a_prompt_with_all_its_blocks(config_of: ConfigOf) -> None:
+@pytest.mark.parametrize(("blocks", "columns"), [(11, 5), (12, 6), (25, 19), (134, 128)])
+def test_pool_is_sized_for_a_prompt_whose_windows_release_blocks(
+    blocks: int, columns: int, config_of: ConfigOf
+) -> None:
     layout = kv_layout(config_of([128, None] * 2, 4096), torch.bfloat16, 32)
-    size = size_pool(layout, 4096, 25 * layout.block_bytes, None)
-    assert size == (25, 12 * 32)
+    assert size_pool(layout, 4096, blocks * layout.block_bytes, None) == (blocks, columns * 32)
+    needed = layout.groups.most_blocks(columns)
+    assert needed <= blocks < layout.groups.most_blocks(columns + 1) or columns == 128
 
 
 def test_pools_with_other_groups_do_not_pair(config_of: ConfigOf) -> None:
@@ -297,7 +340,7 @@ def test_pools_with_other_groups_do_not_pair(config_of: ConfigOf) -> None:
     assert len(described) == 4
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "gpt_oss"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "gpt_oss", "mistral"])
 def test_without_native_kernels_answers_are_those_of_transformers(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,3 +353,24 @@ def test_without_native_kernels_answers_are_those_of_transformers(
     prompts = [random_prompt(75), random_prompt(33)]
     for prompt, answer in zip(prompts, paged.greedy(prompts, steps=10, chunk_tokens=30), strict=True):
         assert unlikely(expected, prompt, answer) == []
+
+
+@pytest.mark.usefixtures("native_kernels")
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("family", ["gemma3_text", "mistral"])
+def test_context_longer_than_the_pool_is_answered_as_by_transformers(
+    family: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(tmp_path / family, family, seed=1)
+    expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    if not native:
+        monkeypatch.setattr(attention, "attends", lambda query, kv: False)
+    paged = PagedModel(folder, BLOCK, packed=native)
+    groups = paged.layout.groups
+    pool = BlockPool(groups.most_blocks(50), groups)
+    assert pool.total_blocks < 0.8 * groups.blocks(50)
+    scheduler = Scheduler(pool, BLOCK, max_step_tokens=30, max_sequences=2)
+    prompt = random_prompt(180)
+    asked = Request(1, tuple(prompt), SamplingParams(max_tokens=20), ())
+    answer = token_ids(answered(paged.runner, scheduler, [asked]))[1, 0]
+    assert unlikely(expected, prompt, answer) == []

@@ -33,6 +33,7 @@ from baton.router.placement.rates import (
 )
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from baton.router.types.worker import PoolBlocks, WorkerReport
+from baton.text.block_groups import BlockGroups
 from tests.fixtures.router_defaults import make_policy
 
 RATES = WorkerRates(prefill_tokens_per_s=1000.0, token_gap_ms=10.0, token_gap_ms_per_token=0.001)  # 1 ms a token
@@ -174,6 +175,12 @@ FITS = replace(D0, total_blocks=10, limit_blocks=5, used_blocks=1, total_slots=4
 def test_credit_covers_a_request_up_to_its_very_bounds(worker: WorkerView, has_credit: bool) -> None:
     assert (CREDIT.charged_blocks, CREDIT.longest_blocks) == (4, 3)
     assert (ineligible(CREDIT, worker) is None) is has_credit
+
+
+def test_longest_choice_counts_a_window_and_two_blocks_of_windowed_layers() -> None:
+    windows = BlockGroups(1, 2, window_tokens=64, block_tokens=32)
+    assert replace(REQUEST, prompt_tokens=3200, max_tokens=32, groups=windows).longest_blocks == 101 + 2 * 4
+    assert replace(REQUEST, prompt_tokens=64, max_tokens=32, groups=windows).longest_blocks == 3 * 3
 
 
 @pytest.mark.parametrize(

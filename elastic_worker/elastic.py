@@ -38,13 +38,17 @@ class ElasticWorker(ServedWorker):
         prepared: PreparedModel,
         epoch: int,
         next_epoch: Callable[[], Awaitable[Epoch]],
+        host: EngineHost | None = None,
     ) -> None:
-        """Create a worker. `next_epoch` is called once per change of role, for a new epoch. Raises: ModelError."""
+        """Create a worker. `next_epoch` is called once per change of role, for a new epoch. `host`: None: created.
+
+        Raises: ModelError.
+        """
         if config.role is WorkerRole.DECODE:
             check_answers(prepared)
         rows = config.max_sequences if config.graphs else 0
         slots = swap_slots(config, prepared)
-        host = EngineHost(config, prepared, slots, config.nice, rows)
+        host = host or EngineHost(config, prepared, slots, config.nice, rows)
         roles: dict[WorkerRole, MakeRole] = {
             WorkerRole.PREFILL: partial(PrefillRole, config),
             WorkerRole.DECODE: partial(DecodeRole, config),

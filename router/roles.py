@@ -6,13 +6,14 @@ Pressure of prefill: the maximum of the workers' utilisation (by this router's r
 routers), the queueing time of prompts, and the TTFT on the workers, each relative to its allowed value.
 
 Pressure of decode: the maximum of used slots, used blocks, and the time between tokens, each relative to its allowed
-value. Pending requests count as used slots.
+value. Pending requests count as used slots. A request has a slot from its placement on: those whose prompts are being
+computed count, those whose prompts wait do not.
 """
 
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,7 +25,7 @@ from baton.router.admission.queue import AdmissionQueue
 from baton.router.fleet.fleet import WorkerLinks
 from baton.router.fleet.peers import is_cancelled
 from baton.router.placement.cluster import Cluster, Worker
-from baton.router.placement.planner import Planner, PlannerVerdict, Pressure, Situation, serves
+from baton.router.placement.planner import RETURN_S, Planner, PlannerVerdict, Pressure, Situation, serves
 from baton.router.placement.replicas import Replicas
 from baton.router.trace.record import RequestRecord
 
@@ -75,6 +76,26 @@ class TokenFlow:
         return tokens / (ended_s - began_s) if ended_s > began_s else 0.0
 
 
+class LostWorkers:
+    """Workers that were lost within RETURN_S without a drain and have not returned."""
+
+    def __init__(self) -> None:
+        self._serving: dict[str, WorkerRole] = {}
+        self._lost: dict[str, tuple[WorkerRole, float]] = {}
+
+    def take(self, workers: Sequence[Worker], now: float) -> Counter[WorkerRole]:
+        """Record the present workers, and return the number of lost ones by role."""
+        connected = {worker.endpoint for worker in workers if worker.connected}
+        self._lost |= {name: (role, now) for name, role in self._serving.items() if name not in connected}
+        self._serving = {worker.endpoint: worker.role for worker in workers if serves(worker)}
+        self._lost = {
+            name: (role, at_s)
+            for name, (role, at_s) in self._lost.items()
+            if name not in connected and now - at_s < RETURN_S
+        }
+        return Counter(role for role, _ in self._lost.values())
+
+
 class RolePlanning:
     """Role planning of one router. `may_act` returns whether this router may change roles now."""
 
@@ -101,6 +122,7 @@ class RolePlanning:
         self._may_act = may_act
         self._replicas = replicas
         self._flow = TokenFlow()
+        self._lost = LostWorkers()
         self._clock = clock or time.monotonic
         self._ended: deque[_Ended] = deque(maxlen=_MAX_SAMPLES)
 
@@ -159,7 +181,16 @@ class RolePlanning:
         decode = [worker for worker in workers if worker.role is WorkerRole.DECODE]
         self._flow.take(prefill, now)
         moving = any(w.connected and w.report is not None and w.report.draining for w in self._cluster.workers)
-        return Situation(len(prefill), len(decode), self._prefill(prefill), self._decode(decode), moving)
+        lost = self._lost.take(self._cluster.workers, now)
+        return Situation(
+            len(prefill),
+            len(decode),
+            self._prefill(prefill),
+            self._decode(decode, len(prefill)),
+            moving,
+            lost[WorkerRole.PREFILL],
+            lost[WorkerRole.DECODE],
+        )
 
     def _prefill(self, workers: Sequence[Worker]) -> Pressure:
         computed = [each for each in self._ended if each.computed_tokens > 0 and each.prefill_ms > 0.0]
@@ -176,23 +207,30 @@ class RolePlanning:
         there_ms = _quantile([each.prefill_ms + each.waited_ms for each in computed], 0.9)
         allowed_ms = self._objectives.ttft_ms
         level = max(utilised / PREFILL_SHARE, backlog_ms / allowed_ms, there_ms / allowed_ms)
-        comes = max(busy_ms / (WINDOW_S * 1e3), flow) / len(workers) + backlog_ms / (RECOVER_S * 1e3)
-        return Pressure(level, own_ms / allowed_ms, comes / PREFILL_SHARE)
+        load = max(busy_ms / (WINDOW_S * 1e3), flow) / len(workers)
+        shared = load + backlog_ms / (RECOVER_S * 1e3)
+        return Pressure(level, own_ms / allowed_ms, shared / PREFILL_SHARE, load / PREFILL_SHARE)
 
-    def _decode(self, workers: Sequence[Worker]) -> Pressure:
+    def _decode(self, workers: Sequence[Worker], prefill_workers: int) -> Pressure:
         if not workers:
             return Pressure(0.0)
         reports = [worker.report for worker in workers if worker.report is not None]
         slots = sum(worker.description.total_slots for worker in workers if worker.description)
-        running = sum(report.running_sequences + report.waiting_requests for report in reports) + self._queue.waiting
+        running = sum(report.running_sequences + report.waiting_requests for report in reports)
         pages = sum(report.pages.held for report in reports) / max(1, sum(report.pages.total for report in reports))
-        taken = max(running / max(1, slots), pages) / DECODE_SHARE
+        placed = sum(worker.charges.slots for worker in workers)
+        computed = min(prefill_workers, max(0, placed - running))  # requests whose prompts are being computed
+        occupied, pending = running + computed, float(self._queue.waiting)
+        if placed > occupied:  # prompts wait for prefill workers, and so do pending requests, in proportion
+            pending *= occupied / placed
+        load = max(occupied / max(1, slots), pages) / DECODE_SHARE
+        taken = max((occupied + pending) / max(1, slots), pages) / DECODE_SHARE
         gaps = [each.tbt_ms for each in self._ended if each.tbt_ms is not None]
         if len(gaps) < LEAST_SAMPLES:
-            return Pressure(taken, shared=taken)
+            return Pressure(taken, shared=taken, load=load)
         level = max(taken, _quantile(gaps, 0.9) / self._objectives.tbt_ms)
         # The floor is the shortest token gap seen: more workers do not make steps shorter than that.
-        return Pressure(level, 0.0 if level == taken else min(gaps) / self._objectives.tbt_ms, taken)
+        return Pressure(level, 0.0 if level == taken else min(gaps) / self._objectives.tbt_ms, taken, load)
 
     def _to_change(self, to: WorkerRole) -> str | None:
         """Return the id of the least loaded worker that can change its role to `to`; None if there is none."""

@@ -547,6 +547,8 @@ class SimulatedHost:
             await self.tier.opened()
         return LoadedModel(cast(Runner, self.runner), adapters=None, draft=None)
 
+    pass_on = EngineHost.pass_on
+
     async def close(self) -> None:
         if self.tier is not None:
             await self.tier.close()

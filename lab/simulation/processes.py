@@ -10,6 +10,8 @@ from typing import Any, cast
 
 from baton.decode_worker.config import DecodeConfig
 from baton.decode_worker.role import DecodeRole
+from baton.elastic_worker.config import ElasticConfig
+from baton.elastic_worker.elastic import ElasticWorker
 from baton.lab.simulation.drafts import MOST_DRAFTED
 from baton.lab.simulation.files.disk import SimulatedDisk
 from baton.lab.simulation.files.tier import TierShape, make_tier
@@ -204,6 +206,14 @@ class Factory:
         worker = ServedWorker(config, host.as_host(), epoch.number, role, {role: make_noted}, cast(Any, pulls))
         return await serve(_Observed(WorkerProcess(config, worker, epoch), life), DRAIN_S)
 
+    async def elastic(self, machine: SimulatedMachine) -> int:
+        """Run a worker that changes its role; its name begins with the first one."""
+        config, host, life = self._elastic_config(machine.name), self._host(machine.name), machine.life
+        if life is None:
+            raise RuntimeError(f"{machine.name} runs no process")
+        worker = _SimulatedElastic(config, host, await self._epoch(config), self._pulls(host), self._epoch)
+        return await serve(_Observed(WorkerProcess(config, worker, worker.first_epoch), life), DRAIN_S)
+
     def router(
         self, workers: tuple[WorkerRecord, ...], flags: tuple[str, ...] = ()
     ) -> Callable[[SimulatedMachine], Coroutine[Any, Any, int]]:
@@ -222,6 +232,9 @@ class Factory:
 
     def _decode_config(self, name: str) -> DecodeConfig:
         return _decode_config(name, self._shape)
+
+    def _elastic_config(self, name: str) -> ElasticConfig:
+        return _elastic_config(name, self._shape)
 
     def _pulls(self, host: SimulatedHost) -> SimulatedPullThread:
         return SimulatedPullThread(self._draw, self._shape.copy_s, host.numbers)
@@ -247,6 +260,20 @@ class Factory:
         return Epoch(self._epochs)
 
 
+class _SimulatedElastic(ElasticWorker):
+    def __init__(
+        self,
+        config: ElasticConfig,
+        host: SimulatedHost,
+        epoch: Epoch,
+        pulls: SimulatedPullThread,
+        next_epoch: Callable[[WorkerConfig], Coroutine[Any, Any, Epoch]],
+    ) -> None:
+        super().__init__(config, host.prepared, epoch.number, partial(next_epoch, config), host.as_host())
+        self.first_epoch = epoch
+        self._pulls = cast(Any, pulls)
+
+
 class _Observed:
     """Wrapper of a process. At the start it stores the process's `Running` in `life`."""
 
@@ -268,10 +295,10 @@ _prepared = cache(prepared_model)
 
 
 @cache
-def _base_config(config_type: type[Any], transport: str) -> Any:
+def _base_config(config_type: type[Any], transport: str, *flags: str) -> Any:
     """Return the configuration from which others are derived. Cached, since parsing flags takes long for each world."""
     model = ("--model", str(FOLDER), "--model-name", "simulated", "--port", str(PORT), "--transport", transport)
-    return read_config(config_type, ("--worker-id", "named-later", *model))
+    return read_config(config_type, ("--worker-id", "named-later", *model, *flags))
 
 
 def _prefill_config(name: str, shape: WorkerShape) -> PrefillConfig:
@@ -281,12 +308,22 @@ def _prefill_config(name: str, shape: WorkerShape) -> PrefillConfig:
 
 
 def _decode_config(name: str, shape: WorkerShape) -> DecodeConfig:
+    base: DecodeConfig = _base_config(DecodeConfig, shape.transport)
+    return base.but(**_of_decode(name, shape))
+
+
+def _elastic_config(name: str, shape: WorkerShape) -> ElasticConfig:
+    role = name.partition("-")[0]
+    base: ElasticConfig = _base_config(ElasticConfig, shape.transport, "--role", role)
+    return base.but(**_of_decode(name, shape), tail_tokens=shape.block_tokens)
+
+
+def _of_decode(name: str, shape: WorkerShape) -> dict[str, object]:
     swap_bytes = shape.swap_blocks * 8 * shape.block_tokens
     differs = _differs(name, shape) | {"max_sequences": shape.max_sequences, "swap_memory": swap_bytes}
     if shape.right_drafts is not None:
         differs |= {"speculate": "ngram", "speculative_tokens": MOST_DRAFTED}
-    base: DecodeConfig = _base_config(DecodeConfig, shape.transport)
-    return base.but(**differs)
+    return differs
 
 
 def _differs(name: str, shape: WorkerShape) -> dict[str, object]:

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 from baton.client import AsyncBatonClient
 from baton.client.errors import BatonClientError
@@ -20,6 +21,7 @@ from baton.client.requests import GenerateOptions
 from baton.client.retry import RetryPolicy
 from baton.client.types import Delta
 from baton.decode_worker.config import DecodeConfig
+from baton.elastic_worker.config import ElasticConfig
 from baton.engine.scheduler.drafts import PerSequenceDrafter
 from baton.lab.simulation.files.disk import SimulatedDisk
 from baton.lab.simulation.host import Pace, SharedMemories, SimulatedHost, SimulatedRunner, prepared_model
@@ -36,6 +38,7 @@ from baton.prefill_worker.config import PrefillConfig
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
 from baton.router.process import RouterProcess
 from baton.router.trace.report import RequestReport
+from baton.worker.config import REPORT_PERIOD_S
 from baton.worker.transfer.reader import CONFIRM_PERIOD_S
 
 READY_S = 30.0
@@ -44,6 +47,7 @@ LOOK_S = 0.25
 JITTER = 0.3  # largest extra delay of a message, as a fraction of the usual delay; most are much smaller
 
 
+Decode = TypeVar("Decode", bound=DecodeConfig)
 CostsOf = Callable[[WorkerRole], StepCosts]
 
 
@@ -61,6 +65,9 @@ class ClusterShape:
     block_tokens: int = 32
     decode_chunk_tokens: int = 0  # of decode workers; 0: chunk_tokens
     tbt_s: float | None = None  # TBT objective of decode workers, 0: none; None: the default
+    spare: int = 0  # further workers of each role, which do not run at first
+    elastic: bool = False  # workers change their role
+    report_s: float = REPORT_PERIOD_S
 
     def __str__(self) -> str:
         return f"{self.prefill}P+{self.decode}D"
@@ -122,11 +129,19 @@ class CostFactory(Factory):
         return TimedPullThread(self._draw, self._overheads, self._cluster.block_tokens)
 
     def _prefill_config(self, name: str) -> PrefillConfig:
-        return super()._prefill_config(name).but(tail_tokens=self._cluster.tail_tokens)
+        cluster = self._cluster
+        return super()._prefill_config(name).but(tail_tokens=cluster.tail_tokens, report_period_s=cluster.report_s)
 
     def _decode_config(self, name: str) -> DecodeConfig:
+        return self._of_decode(super()._decode_config(name))
+
+    def _elastic_config(self, name: str) -> ElasticConfig:
+        return self._of_decode(super()._elastic_config(name)).but(tail_tokens=self._cluster.tail_tokens)
+
+    def _of_decode(self, config: Decode) -> Decode:
         cluster = self._cluster
-        config = super()._decode_config(name).but(chunk_tokens=cluster.decode_chunk_tokens or cluster.chunk_tokens)
+        chunk_tokens = cluster.decode_chunk_tokens or cluster.chunk_tokens
+        config = config.but(chunk_tokens=chunk_tokens, report_period_s=cluster.report_s)
         if cluster.tbt_s is None:
             return config
         return config.but(strict_tbt=True) if not cluster.tbt_s else config.but(tbt_slo_ms=1e3 * cluster.tbt_s)
@@ -167,15 +182,15 @@ class SimulatedCluster:
         self.reports: tuple[RequestReport, ...] = ()
         """The router's reports of the newest completed requests, once the load is over."""
         self._draw = draw = random.Random(seed)
-        self._loop = SimulatedLoop(random.Random(draw.random()))
-        network = Network(self._loop, random.Random(draw.random()), overheads.message_s, overheads.message_s * JITTER)
-        self._internet = Internet(self._loop, network)
+        self.loop = loop = SimulatedLoop(random.Random(draw.random()))
+        network = Network(loop, random.Random(draw.random()), overheads.message_s, overheads.message_s * JITTER)
+        self._internet = Internet(loop, network)
         self._memories = SharedMemories()
-        self._redis = SimulatedRedis(self._loop, random.Random(draw.random()))
+        self._redis = SimulatedRedis(loop, random.Random(draw.random()))
         self._disk = SimulatedDisk(random.Random(draw.random()), 1 << 30)
         self._overheads = overheads
         factory = CostFactory(
-            self._loop,
+            loop,
             self._internet,
             self._memories,
             self._disk,
@@ -185,25 +200,34 @@ class SimulatedCluster:
             overheads=overheads,
             cluster=cluster,
         )
-        roles = [(WorkerRole.PREFILL, cluster.prefill), (WorkerRole.DECODE, cluster.decode)]
-        records = tuple(worker_record(f"{role}-{n}", role) for role, count in roles for n in range(count))
-        self._workers = [_machine(factory, record) for record in records]
-        self._router = factory.machine("router", factory.router(records, router_flags))
+        counts = {WorkerRole.PREFILL: cluster.prefill, WorkerRole.DECODE: cluster.decode}
+        records = {
+            role: [worker_record(f"{role}-{n}", role) for n in range(count + cluster.spare)]
+            for role, count in counts.items()
+        }
+        self.workers = {
+            role: [_machine(factory, record, cluster.elastic) for record in of_role]
+            for role, of_role in records.items()
+        }
+        self._first = [machine for role, count in counts.items() for machine in self.workers[role][:count]]
+        self._router = factory.machine(
+            "router", factory.router(tuple(chain.from_iterable(records.values())), router_flags)
+        )
         self._client = SimulatedProcess("client")
 
     def run(self, calls: Sequence[SizingCall], on_done: Callable[[], object] = lambda: None) -> list[CallResult]:
         """Run all calls and return their results in the same order. May be called once."""
         with self._surroundings():
             try:
-                return self._loop.run_until_complete(self._live(calls, on_done))
+                return self.loop.run_until_complete(self._live(calls, on_done))
             finally:
-                self._loop.set_exception_handler(lambda loop, context: None)
-                self._loop.forget()
-                self._loop.close()
+                self.loop.set_exception_handler(lambda loop, context: None)
+                self.loop.forget()
+                self.loop.close()
 
     def _surroundings(self) -> Any:
         return installed(
-            self._loop,
+            self.loop,
             self._internet,
             self._memories,
             self._redis,
@@ -216,11 +240,11 @@ class SimulatedCluster:
         )
 
     async def _live(self, calls: Sequence[SizingCall], on_done: Callable[[], object]) -> list[CallResult]:
-        for machine in (*self._workers, self._router):
+        for machine in (*self._first, self._router):
             machine.start()
-        until_s = self._loop.time() + READY_S
+        until_s = self.loop.time() + READY_S
         while not _is_ready(self._router):
-            if self._loop.time() > until_s:
+            if self.loop.time() > until_s:
                 raise RuntimeError(f"the simulated router was not ready after {READY_S:g} s of virtual time")
             await asyncio.sleep(LOOK_S)
         await asyncio.sleep(SETTLE_S)
@@ -233,7 +257,7 @@ class SimulatedCluster:
         )
         answers = [CallResult(call.at_s) for call in calls]
         tasks = [
-            spawn(self._loop, self._client, self._ask(client, call, answered, on_done), "call")
+            spawn(self.loop, self._client, self._ask(client, call, answered, on_done), "call")
             for call, answered in zip(calls, answers, strict=True)
         ]
         await asyncio.gather(*tasks)
@@ -244,7 +268,7 @@ class SimulatedCluster:
     async def _ask(
         self, client: AsyncBatonClient, call: SizingCall, answered: CallResult, on_done: Callable[[], object]
     ) -> None:
-        loop = self._loop
+        loop = self.loop
         await asyncio.sleep(call.at_s)
         sent_s = loop.time()
         options: GenerateOptions = {"max_tokens": call.answer_tokens, "temperature": 0.0, "ignore_eos": True}
@@ -262,9 +286,9 @@ class SimulatedCluster:
         on_done()
 
 
-def _machine(factory: Factory, record: WorkerRecord) -> SimulatedMachine:
+def _machine(factory: Factory, record: WorkerRecord, is_elastic: bool) -> SimulatedMachine:
     begin = factory.prefill if record.role is WorkerRole.PREFILL else factory.decode
-    return factory.machine(record.worker_id, begin)
+    return factory.machine(record.worker_id, factory.elastic if is_elastic else begin)
 
 
 def _is_ready(router: SimulatedMachine) -> bool:

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.placement.planner import Pressure, Situation
+from baton.router.placement.planner import MOST_FOR_WAITING, Pressure, Situation
 
 TARGET = 0.8
 """Target pressure, as a fraction of what the SLOs allow. The rest is for load that grows while new workers start."""
@@ -18,8 +18,6 @@ LEAST_ROOM = 0.2
 """Minimum fraction of the TTFT objective that counts as available for queueing, even if a prompt's own computation
 takes most of it.
 """
-MOST_FOR_WAITING = 1.25
-"""Maximum factor by which latency alone raises the number: a queue shows that workers are missing, but not how many."""
 SPARE = 0.1
 """Headroom below TARGET, as a fraction, that must remain with one worker less."""
 MOST_WORKERS = 1024

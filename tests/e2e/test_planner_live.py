@@ -21,7 +21,7 @@ SHORT_PROMPT, LONG_ANSWER = 32, 160
 PROMPTS_PER_S = 1.2 * 1e3 / (LONG_PROMPT * TOKEN_MS)  # 20% more than one prefill worker can compute
 ANSWERS_PER_S = 1.5 * 1e3 * SLOTS / (LONG_ANSWER * STEP_MS)  # 50% more than one decode worker can generate
 DEADLINE_S, POLL_S = 4.0, 0.5
-PLANNER = ("--planner", "act", "--planner-hold-s", 2, "--planner-cool-down-s", 15)
+PLANNER = ("--planner", "act", "--planner-hold-s", 2, "--planner-cool-down-s", 3)
 SLOS = ("--ttft-slo-ms", 1000, "--tbt-slo-ms", 100)
 
 

@@ -3,13 +3,16 @@
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from baton.lab.benchmarks.placement.traces import TraceArrival, from_zero, read_trace
+from baton.lab.planning.autoscaler import DOWN, SYNC_PERIOD_S, HorizontalAutoscaler, ScalingRules, read_autoscaler
+from baton.lab.planning.operation import turns
+from baton.launch.paths import ROOT
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import Worker
 from baton.router.placement.planner import Pressure, Situation
@@ -21,6 +24,8 @@ TRACES = Path(__file__).parents[1] / "fixtures" / "traces"
 LOOK_S = 2.0  # seldomer than the router does, which is harder
 START_S = 45.0  # until a worker that was asked for serves
 SLO_S = 2.0  # of TTFT, as of a router
+PROMPT_S = 0.5
+MANIFEST = ROOT / "deploy" / "kubernetes" / "components" / "autoscaling" / "autoscalers.yaml"
 HOUR_S = 3600.0
 
 
@@ -40,6 +45,9 @@ class World:
     arrived: list[float] = field(default_factory=list)  # work of the last looks
     numbers: list[int] = field(default_factory=list)
     late_s: float = 0.0  # time in which what came waited longer than the SLO allows
+    scaler: HorizontalAutoscaler | None = None  # None: the number is followed immediately
+    asked: list[int] = field(default_factory=list)  # replicas
+    deaths_per_h: float = 0.0
 
     def run(self, work_s: Callable[[float, float], float], seconds: float) -> None:
         """`work_s(begin, end)`: that comes in between."""
@@ -60,9 +68,21 @@ class World:
                 Pressure(noise * level, shared=noise * comes / PREFILL_SHARE), self.workers, now
             )
             self.numbers.append(number)
-            missing = number - self.workers - len(self.starting)
+            if self.workers > 1 and self.chance.random() < self.deaths_per_h * LOOK_S / HOUR_S:
+                self.workers -= 1
+            asked = self._asked(number, now)
+            missing = asked - self.workers - len(self.starting)
             self.starting += [now + START_S] * max(0, missing)
-            self.workers = min(self.workers, max(1, number))
+            self.workers = min(self.workers, max(1, asked))
+
+    def _asked(self, number: int, now: float) -> int:
+        asked = number if self.scaler is None else (self.asked or [self.workers])[-1]
+        if self.scaler is not None and now % SYNC_PERIOD_S < LOOK_S:
+            waiting = max(0.0, self.backlog_s / PROMPT_S - self.workers)
+            values = {'baton_desired_replicas{role="prefill"}': float(number), "baton_prefill_waiting": waiting}
+            asked = self.scaler.sync(asked, self.workers, values, now)
+        self.asked.append(asked)
+        return asked
 
     @property
     def changes(self) -> int:
@@ -71,8 +91,36 @@ class World:
     @property
     def turns(self) -> int:
         """Changes of direction."""
-        steps = [b - a for a, b in pairwise(self.numbers) if a != b]
-        return sum(one * other < 0 for one, other in pairwise(steps))
+        return turns(self.asked)
+
+
+def autoscaled(seed: int, timing: ReplicaTiming | None = None, is_stable: bool = True) -> World:
+    """Return the prefill set of deploy/kubernetes with its autoscaler, whose workers die. `is_stable`: with windows."""
+    spec = read_autoscaler(MANIFEST, "baton-prefill")
+    if not is_stable:
+        spec = replace(spec, up=replace(spec.up, window_s=0.0), down=ScalingRules(0.0, DOWN.policies))
+    chance, scaler = random.Random(seed), HorizontalAutoscaler(spec)
+    return World(RoleReplicas(timing or ReplicaTiming()), 2, 0.15, chance, scaler=scaler, deaths_per_h=12.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_our_autoscaler_follows_a_step_within_two_minutes_and_turns_once_after_it(seed: int) -> None:
+    cluster = autoscaled(seed)
+    cluster.run(constant(1.0), 900.0)
+    before = len(cluster.asked)
+    cluster.run(constant(4.0), 1800.0)
+    after_s = LOOK_S * next(place for place, asked in enumerate(cluster.asked[before:]) if asked >= 6)
+    assert after_s < 120.0
+    cluster.run(constant(1.0), 3600.0)
+    assert turns(cluster.asked[before:]) == 1
+    assert max(cluster.asked) >= math.ceil(4.0 / PREFILL_SHARE / TARGET)
+    assert cluster.asked[-1] <= 3
+
+
+def test_autoscaler_without_any_stabilisation_oscillates_under_a_constant_load() -> None:
+    cluster = autoscaled(0, ReplicaTiming(up_s=0.0, down_s=0.0, step_s=0.0), is_stable=False)
+    cluster.run(constant(3.0), 1800.0)
+    assert cluster.turns > 10
 
 
 def world(noise: float = 0.0) -> World:

@@ -344,7 +344,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 
 ZERO_PARTS = 8
-"""Zero points of 4-bit codes are stored in eighths of a code. Whole ones would double the loss of a small model."""
+"""Zero points of 4-bit codes are stored in eighths of a code. With integers a small model loses twice as much."""
 
 
 @dataclass(frozen=True, slots=True)

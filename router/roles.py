@@ -24,7 +24,7 @@ from baton.process.registry.worker_record import WorkerRole
 from baton.router.admission.queue import AdmissionQueue
 from baton.router.fleet.fleet import WorkerLinks
 from baton.router.fleet.peers import is_cancelled
-from baton.router.placement.cluster import Cluster, Worker
+from baton.router.placement.cluster import Cluster, LinkEnd, Worker
 from baton.router.placement.planner import RETURN_S, Planner, PlannerVerdict, Pressure, Situation, serves
 from baton.router.placement.replicas import Replicas
 from baton.router.trace.record import RequestRecord
@@ -85,7 +85,7 @@ class LostWorkers:
 
     def take(self, workers: Sequence[Worker], now: float) -> Counter[WorkerRole]:
         """Record the present workers, and return the number of lost ones by role."""
-        connected = {worker.endpoint for worker in workers if worker.connected}
+        connected = {each.endpoint for each in workers if each.connected or each.end is LinkEnd.ANNOUNCED}
         self._lost |= {name: (role, now) for name, role in self._serving.items() if name not in connected}
         self._serving = {worker.endpoint: worker.role for worker in workers if serves(worker)}
         self._lost = {
@@ -217,9 +217,11 @@ class RolePlanning:
         reports = [worker.report for worker in workers if worker.report is not None]
         slots = sum(worker.description.total_slots for worker in workers if worker.description)
         running = sum(report.running_sequences + report.waiting_requests for report in reports)
-        pages = sum(report.pages.held for report in reports) / max(1, sum(report.pages.total for report in reports))
         placed = sum(worker.charges.slots for worker in workers)
         computed = min(prefill_workers, max(0, placed - running))  # requests whose prompts are being computed
+        reserved = computed / (placed - running) if placed > running else 1.0  # counted part of reserved blocks
+        held = sum(each.pages.held_by_sequences + reserved * each.pages.held_by_transfers for each in reports)
+        pages = held / max(1, sum(report.pages.total for report in reports))
         occupied, pending = running + computed, float(self._queue.waiting)
         if placed > occupied:  # prompts wait for prefill workers, and so do pending requests, in proportion
             pending *= occupied / placed

@@ -65,6 +65,12 @@ class BlockTable:
             block for index in range(begin, end) for block in self.column(index)[: count if index >= first else whole]
         )
 
+    def shared_in_windows(self, first_live: int) -> int:
+        """Return the number of windowed blocks from column `first_live` on that others hold, too."""
+        columns = range(max(first_live, self._first_live), self.columns)
+        windowed = (block for index in columns for block in self.column(index)[self.groups.whole :])
+        return sum(self._pool.references(block) > 1 for block in windowed)
+
     @property
     def held_blocks(self) -> tuple[int, ...]:
         return self.held(0, self.columns)
@@ -115,8 +121,8 @@ class BlockTable:
 
         `named_columns`: columns published before; they are published again only if their name was lost.
         """
-        is_named = self._pool.is_named
-        for column, block_hash in enumerate(hashes[: self.columns]):
+        is_named, first = self._pool.is_named, 0 if self.groups.whole else self._first_live
+        for column, block_hash in enumerate(hashes[first : self.columns], first):
             if column < named_columns and is_named(block_hash):
                 continue
             links = self.groups.column_links(block_hash, hashes[column - 1] if column else None)
@@ -187,7 +193,14 @@ def acquire(
             for group in range(groups.count if column >= first else groups.whole)
         ]
     )
-    wanted = (groups.blocks if taken_columns is None else groups.most_blocks)(columns, first) - len(found)
+    wanted = groups.blocks(columns, first) - len(found)
+    if taken_columns is not None and groups.windowed:
+        # Blocks in the window become available once passed, except those that others hold, too.
+        in_window = found[groups.whole * min(first, cached) :]
+        shared = sum(
+            pool.references(block) > 1 for place, block in enumerate(in_window) if place % groups.count >= groups.whole
+        )
+        wanted = min(wanted, groups.most_blocks(columns, first) - len(found) + shared)
     columns = columns if taken_columns is None else max(cached, taken_columns)
     if wanted + spare_blocks > pool.available:
         refusal = OutOfBlocks(wanted + spare_blocks, pool.available)

@@ -6,6 +6,7 @@ another worker that has not read the blocks yet.
 """
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -148,17 +149,29 @@ class RunningBatch:
         most_blocks = self.pool.groups.most_blocks
         return sum(most_blocks(blocks_for(len(each.token_ids), self._block_tokens)) for each in self.waiting)
 
-    def outstanding_blocks(self, before: ArrivalKey | None = None) -> int:
-        """Blocks that running prompts will still take. `before`: count only prompts that arrived before this key."""
-        prompts = (each for each in self.running if each.is_prompt and (before is None or each.arrival_key < before))
-        return sum(map(self.lacking_blocks, prompts))
+    def outstanding_blocks(self, before: ArrivalKey | None = None, most_foreseen: int = sys.maxsize) -> int:
+        """Blocks that running prompts will still take. `before`: count only prompts that arrived before this key.
+
+        `most_foreseen`: maximum count for all preemptible prompts, which take blocks step by step. A `prefill_only`
+        prompt takes none until all that it lacks are available.
+        """
+        prompts = [each for each in self.running if each.is_prompt and (before is None or each.arrival_key < before)]
+        at_once = sum(self.lacking_blocks(each) for each in prompts if each.request.prefill_only)
+        by_step = sum(self.lacking_blocks(each) for each in prompts if not each.request.prefill_only)
+        return at_once + min(by_step, most_foreseen)
 
     def lacking_blocks(self, sequence: ScheduledSequence) -> int:
-        """Blocks that a running sequence must still take to compute its tokens, after `relieve`."""
+        """Blocks that a running sequence must still take to compute its tokens, after `relieve`.
+
+        Blocks in its window become available for it once passed, except those that others hold, too.
+        """
         table, groups = sequence.held(), self.pool.groups
         columns = blocks_for(len(sequence.token_ids), self._block_tokens)
         first_live = groups.first_live(sequence.computed_tokens)
-        return max(0, groups.most_blocks(columns, first_live) - groups.blocks(table.columns, first_live))
+        lacking = groups.most_blocks(columns, first_live) - groups.blocks(table.columns, first_live)
+        if groups.windowed:
+            lacking = min(lacking + table.shared_in_windows(first_live), groups.count * (columns - table.columns))
+        return max(0, lacking)
 
     @property
     def claimed_slots(self) -> int:

@@ -164,7 +164,7 @@ class Scheduler:
         if batch.used_slots + batch.claimed_slots + request.params.places > self._max_sequences:
             return None
         sequence = batch.make(request, cache_root)
-        beside = batch.claimed_blocks + min(batch.outstanding_blocks(), self._foreseen_blocks)
+        beside = batch.claimed_blocks + batch.outstanding_blocks(most_foreseen=self._foreseen_blocks)
         if not batch.reserve(sequence, min(columns + 1, self._most_columns(request)), beside, first_live):
             return None
         cached_columns = sequence.computed_tokens // self._block_tokens
@@ -486,8 +486,9 @@ class Scheduler:
         def admit(sequence: ScheduledSequence) -> bool:
             if draft.short:
                 return False
-            beside = 0 if sequence.request.prefill_only else self.batch.outstanding_blocks(sequence.arrival_key)
-            beside = min(beside, self._foreseen_blocks)
+            beside = 0
+            if not sequence.request.prefill_only:
+                beside = self.batch.outstanding_blocks(sequence.arrival_key, self._foreseen_blocks)
             swaps = self.batch.admit(sequence, self._max_sequences, beside, self._whole_prompts)
             draft.swaps_in += swaps or ()
             return swaps is not None

@@ -168,8 +168,8 @@ def quantise_int8(weight: torch.Tensor, bias: torch.Tensor | None = None, column
 def quantise_int4(weight: torch.Tensor, bias: torch.Tensor | None = None, columns: slice = slice(None)) -> Int4Weight:
     """Quantise float32 [out, in] in groups of 32 inputs with a scale and a zero point each.
 
-    `columns` must be complete groups. An element changes by at most 0.6 of its group's scale, or 1.6 scales at the ends
-    of the range.
+    `columns` must be complete groups. An element changes by at most half its group's scale, or 1.5 scales at the ends
+    of the range. Zero may change.
     """
     kept = weight[:, columns].contiguous()
     groups = kept.view(len(kept), -1, GROUP_INPUTS)
@@ -179,12 +179,7 @@ def quantise_int4(weight: torch.Tensor, bias: torch.Tensor | None = None, column
 
 
 FITTED_ROWS = 256  # rows whose temporary tensors mostly stay in the cache
-STEPS_IN_RANGE = (
-    13.6,
-    14.3,
-    15.0,
-    15.7,
-)  # tried quotients of a group's range and its scale; of 15 no number is clipped
+STEPS_IN_RANGE = (13.6, 14.3, 15.0, 15.7)  # tried quotients of a group's range and its scale; 15 clips no number
 
 
 def _fit_int4(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

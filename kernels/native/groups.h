@@ -113,7 +113,8 @@ ALWAYS_INLINE void add_steps(const uint32_t* x, const GroupedStrip* strip, int64
     }
 }
 
-// Multiply a group of `steps` steps. x: [2 * steps][rows]; sums: begin with zero points times negated sums of bytes, in ZERO_PARTS.
+// Multiply a group of `steps` steps. x: [2 * steps][rows]; sums: begin with zero points times negated sums of bytes, in
+// ZERO_PARTS.
 template <class Format, int rows, int strips>
 ALWAYS_INLINE void add_group(const uint32_t* x, const GroupedStrip* strip, int64_t group, int64_t steps, int64_t next,
                              GroupSums<rows, strips>& sums, Ahead& ahead) {

@@ -10,8 +10,8 @@ enum class Stored : int32_t { float32 = 0, bfloat16 = 1, rounding = 2, int8 = 3,
 
 // Weight in panels of 32 outputs, zero-padded: `[panel][inputs / n][32][n]`. The n adjacent numbers of an output (1, 2,
 // 4 or 8 by format) have 32 bits together. Of eight int4 codes the first four are in the low nibbles of the bytes. int4
-// has a scale (float16) and a zero point, in eighths of a code, per output and group of inputs: `[panel][group][32]`. fp4 is like int4, but
-// formats.h converts its codes. code4 and code8 have a scale and perhaps an offset (float16) per output and group: a number
+// has a scale (float16) and a zero point, in eighths of a code, per output and group of inputs: `[panel][group][32]`.
+// fp4 is like int4, but formats.h converts its codes. code4 and code8 have a scale and perhaps an offset (float16) per output and group: a number
 // is its code, of 0 to 15 or -128 to 127, times the scale plus the offset.
 struct Weight {
     const void* data;

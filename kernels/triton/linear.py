@@ -72,7 +72,8 @@ def codes(packed, scales, zeros, outputs, columns, inside, GROUPS: tl.constexpr,
     if zeros is None:
         numbers = e2m1(packed)
     else:
-        numbers = packed.to(tl.float32) - tl.load(zeros + places, mask=inside, other=0).to(tl.float32) * 0.125
+        eighths = tl.load(zeros + places, mask=inside, other=0).to(tl.float32)
+        numbers = packed.to(tl.float32) - eighths * 0.125
     return numbers * scale
 
 

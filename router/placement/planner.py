@@ -11,7 +11,7 @@ not worthwhile under the same load. Workers that were just lost count as present
 
 A worker changes its role after a change was worthwhile for `hold_s`. Two changes are at least `cool_down_s` apart. A
 change that undoes the last one within CALM times the planner's patience doubles the patience, and must wait for it. So
-a load that alternates faster than roles can follow causes changes at doubling intervals.
+a load that alternates faster than roles can follow causes changes at doubling intervals, up to half an hour.
 """
 
 import math
@@ -69,6 +69,7 @@ AVERAGED = 2.0
 MOST_AVERAGED = 2.0
 """Maximum pressure that counts in an average: one long queue does not count for a minute."""
 CALM = 10.0
+MOST_PATIENCE_S = 1800.0
 RETURN_S = 60.0  # time for which a worker that was lost is expected back
 LEAST_HELP = 0.5
 """Minimum effect of one more worker, as a fraction of the effect that it would have if all load could be divided."""
@@ -153,7 +154,7 @@ class Planner:
         """Record that a worker was asked to change its role."""
         if self._wanted is not self._changed_to:
             alternates = now - self._changed_s < CALM * self._patience_s
-            self._patience_s = 2 * self._patience_s if alternates else self._timing.cool_down_s
+            self._patience_s = min(MOST_PATIENCE_S, 2 * self._patience_s) if alternates else self._timing.cool_down_s
         self._changed_s, self._changed_to, self._wanted = now, self._wanted, None
 
     def _pause_s(self, wanted: WorkerRole | None) -> float:

@@ -47,6 +47,20 @@ def test_scheduler_without_slots_takes_prefill_only_prompts_alone() -> None:
 
 
 def test_answers_that_outgrow_the_pool_preempt_no_prefill_only_prompt() -> None:
+    scheduler = Scheduler(BlockPool(6), BLOCK, 16, max_sequences=4)
+    scheduler.add(request(1, 3))
+    step(scheduler)
+    scheduler.add(prefill_request(2, range(13), PARAMS))
+    assert pinned(step(scheduler)) == [2]
+    while (plan := scheduler.plan()) is not None:
+        scheduler.commit(plan, [Computed((Drawn(7, 0.0),))])
+    assert scheduler.counters.preemptions > 0, "the answer waits until the prompt was read"
+    assert sorted(scheduler.batch.pinned) == [2]
+    assert scheduler.abort(2)
+    assert scheduler.plan() is not None
+
+
+def test_prefill_only_prompt_waits_for_blocks_of_answers_that_run() -> None:
     scheduler = Scheduler(BlockPool(6), BLOCK, 3, max_sequences=4)
     scheduler.add(request(1, 3))
     step(scheduler)
@@ -54,11 +68,8 @@ def test_answers_that_outgrow_the_pool_preempt_no_prefill_only_prompt() -> None:
     seen: list[int] = []
     while not seen:
         seen = pinned(step(scheduler))
-    assert scheduler.counters.preemptions > 0
-    assert sorted(scheduler.batch.pinned) == [2]
-    assert scheduler.plan() is None, "the answer waits until the prompt was read"
-    assert scheduler.abort(2)
-    assert scheduler.plan() is not None
+    assert scheduler.counters.preemptions == 0
+    assert scheduler.batch.running_sequences == 0, "the answer ended first"
 
 
 def test_prefill_only_prompts_are_left_no_room_to_grow() -> None:

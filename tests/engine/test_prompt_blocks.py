@@ -189,6 +189,25 @@ def test_prompts_that_cannot_be_preempted_never_all_wait_in_any_order(blocks: in
         assert list(stuck_states(blocks, columns)), "without the rule, some wait for each other"
 
 
+def test_prompts_that_share_cached_windows_never_all_wait() -> None:
+    """A block in the window of both becomes available only after both have passed it."""
+    groups = BlockGroups(1, 5, window_tokens=4 * BLOCK, block_tokens=BLOCK)
+    scheduler = scheduler_of(blocks=56, step_tokens=BLOCK, groups=groups)
+    prefix = request(0, 10 * BLOCK).token_ids
+    scheduler.add(Request(0, (*prefix, 7), SamplingParams(max_tokens=1), ()), ROOT)
+    while scheduler.has_work:
+        step(scheduler)
+    for number in (1, 2):
+        asked = request(number, 10 * BLOCK, prefill_only=True, urgent=number == 2)
+        scheduler.add(replace(asked, token_ids=(*prefix, *asked.token_ids)), ROOT)
+        step(scheduler)
+    ended = set()
+    while len(ended) < 2:
+        ended |= {number for number, start, count in step(scheduler) if start + count == 20 * BLOCK}
+        for number in ended & scheduler.batch.requests.keys():
+            scheduler.abort(number)
+
+
 def test_windows_make_a_context_servable_that_is_longer_than_the_pool() -> None:
     groups = BlockGroups(1, 2, window_tokens=3, block_tokens=2)
     world = SchedulerWorld(blocks=24, host_slots=0, groups=groups)  # 8 columns with all their blocks

@@ -161,7 +161,7 @@ def test_the_int4_kernel_agrees_with_the_plain_computation() -> None:
     kernel, plain = made("int4", weight, None, torch.bfloat16), made("int4", weight, None)
     assert isinstance(kernel, Int4KernelLinear)
     x = torch.randn(7, 96).bfloat16()
-    torch.testing.assert_close(kernel(x).float(), plain(x.float()), atol=0.02, rtol=0.02)
+    torch.testing.assert_close(kernel(x).float(), plain(x.float()), atol=0.04, rtol=0.02)  # offsets in bfloat16
 
 
 @pytest.mark.parametrize(("format", "most"), [("int8", 0.27), ("fp8", 0.29), ("int4", 0.16)])

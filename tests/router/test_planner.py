@@ -10,7 +10,7 @@ import pytest
 from baton.process.errors import FailedPrecondition, NotFound
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement import planner as planner_module
-from baton.router.placement.cluster import Worker
+from baton.router.placement.cluster import LinkEnd, Worker
 from baton.router.placement.planner import (
     CALM,
     GAIN,
@@ -23,7 +23,7 @@ from baton.router.placement.planner import (
     endpoint_to_change,
 )
 from baton.router.roles import LostWorkers
-from tests.router.clusters import BOTH, described, reported
+from tests.router.clusters import BOTH, cluster_of, described, reported
 
 PREFILL, DECODE = WorkerRole.PREFILL, WorkerRole.DECODE
 TIMING = PlannerTiming(hold_s=5.0, cool_down_s=30.0)
@@ -298,3 +298,11 @@ def test_otherwise_it_is_refused(workers: list[Worker]) -> None:
 def test_a_worker_that_nobody_knows_is_not_found() -> None:
     with pytest.raises(NotFound):
         endpoint_to_change([worker("decode-0")], "decode-7", WorkerRole.PREFILL)
+
+
+@pytest.mark.parametrize(("end", "lost"), [(LinkEnd.CUT, 1), (LinkEnd.GONE, 1), (LinkEnd.ANNOUNCED, 0)])
+def test_worker_that_announced_its_end_is_not_expected_back(end: LinkEnd, lost: int) -> None:
+    cluster, workers = cluster_of({"a": WorkerRole.DECODE, "b": WorkerRole.DECODE}), LostWorkers()
+    workers.take(cluster.workers, 0.0)
+    cluster.lost("a", end)
+    assert workers.take(cluster.workers, 1.0)[WorkerRole.DECODE] == lost

@@ -47,7 +47,7 @@ class Service:
 
     @property
     def answer_tokens(self) -> int:
-        """Return the maximum length of an answer that agents are told."""
+        """Maximum answer length stated to agents, in tokens."""
         return self.context_tokens // _ANSWER_SHARE
 
 
@@ -169,9 +169,12 @@ def run_agent(agent: str, further: Sequence[str], url: str | None, model: str | 
     if not only_show and shutil.which(launched.program) is None:
         raise CommandFailed(f"{launched.program} is not on PATH; install it: {launched.installation}")
     with _served(url, model) as served:
-        folder = private_folder(RUNTIME) / "launch" / urlsplit(served).netloc.replace(":", "-")
+        folder = RUNTIME / "launch" / urlsplit(served).netloc.replace(":", "-")
         made = launched.start(service_at(served, os.environ.get(API_KEY_VARIABLE) or ANY_KEY, folder))
-        made.write_files()
+        if made.files:
+            with _writing(folder):
+                private_folder(RUNTIME)
+                made.write_files()
         command = [*made.command, *further]
         if only_show:
             assignments = [f"{name}={shlex.quote(value)}" for name, value in made.variables.items()]
@@ -196,6 +199,15 @@ def _get(url: str, key: str) -> Any:
 
 
 @contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raise CommandFailed, which names the folder, for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandFailed(f"{folder}: cannot be written: {error}") from error
+
+
+@contextmanager
 def _served(url: str | None, model: str | None) -> Iterator[str]:
     """Yield the address of a service: the given one, a running one, or one that runs for the duration of the context.
 
@@ -207,10 +219,12 @@ def _served(url: str | None, model: str | None) -> Iterator[str]:
     if (running := _running()) is not None and model is None:
         yield running
         return
-    log = private_folder(RUNTIME) / "launch.log"
+    with _writing(RUNTIME):
+        log = private_folder(RUNTIME) / "launch.log"
+        output = log.open("wb")
     print(f"baton: starting a service; its output goes to {log}", file=sys.stderr)
     command = [sys.executable, "-P", "-m", "baton.cli", "up", *(("--model", model) if model else ())]
-    with log.open("wb") as output:
+    with output:
         up = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
     try:
         yield _ready(up, log)

@@ -173,9 +173,12 @@ def _load(folder: Path, config: EncoderConfig, dtype: torch.dtype) -> Any:
 
 def _load_gguf(kind: Any, folder: Path, dtype: torch.dtype, optional: tuple[str, ...]) -> Any:
     stated = read_transformers_config(folder)
+    with no_init_weights(), torch.device("meta"):
+        described = kind.from_config(stated, dtype=dtype, attn_implementation=NAME)
+    shapes = {name: tensor.shape for name, tensor in described.state_dict().items()}
+    state = GgufEncoderWeights(gguf_files(folder)[0]).state(shapes, optional)
     with no_init_weights():
         made = kind.from_config(stated, dtype=dtype, attn_implementation=NAME)
-    shapes = {name: tensor.shape for name, tensor in made.state_dict().items()}
     with torch.no_grad():
-        made.load_state_dict(GgufEncoderWeights(gguf_files(folder)[0]).state(shapes, optional), strict=False)
+        made.load_state_dict(state, strict=False)
     return made

@@ -65,9 +65,10 @@ class GgufEncoderWeights:
         self._files = {part: map_file(part) for part in dict.fromkeys(each.path for each in self._tensors.values())}
 
     def state(self, shapes: Mapping[str, torch.Size], optional: tuple[str, ...]) -> dict[str, torch.Tensor]:
-        """Return float32 tensors of these shapes by transformers' names, without those whose names begin so.
+        """Return float32 tensors of these shapes by transformers' names.
 
-        Raises: ModelError for missing and surplus tensors.
+        Names that start with one of `optional` are left out. Raises: ModelError for missing and surplus tensors, and
+        for other shapes.
         """
         found = {}
         used: set[str] = set()
@@ -99,13 +100,15 @@ class GgufEncoderWeights:
         return stored, part
 
     def _read(self, tensor: GgufTensor, part: int | None, shape: torch.Size) -> torch.Tensor:
+        # Older converters store a matrix of one row as a vector.
+        stored = tensor.shape if len(tensor.shape) == len(shape) else (1, *tensor.shape)
+        rows = shape[0] * (1 if part is None else 3)
+        # Rows of RoBERTa's positions up to the padding token's id, which no token has, are not stored.
+        grows = tensor.name == POSITIONS and stored[0] < rows
+        if stored[1:] != tuple(shape[1:]) or (stored[0] != rows and not grows):
+            raise ModelError(f"tensor {tensor.name} is {list(tensor.shape)}, config.json implies {[rows, *shape[1:]]}")
         bytes_of_rows = self._files[tensor.path][tensor.start : tensor.start + tensor.stored_bytes]
-        numbers = dequantise(bytes_of_rows.view(-1, tensor.row_bytes), tensor.type).view(tensor.shape)
+        numbers = dequantise(bytes_of_rows.view(-1, tensor.row_bytes), tensor.type).view(stored)
         if part is not None:
-            numbers = numbers.view(3, -1, *numbers.shape[1:])[part]
-        if tensor.name == POSITIONS and len(shape) == 2:
-            # Rows of RoBERTa's positions up to the padding token's id, which no token has, are not stored.
-            numbers = torch.cat((numbers.new_zeros(max(shape[0] - len(numbers), 0), shape[1]), numbers))
-        if numbers.shape != shape:
-            raise ModelError(f"tensor {tensor.name} is {list(tensor.shape)}, config.json implies {list(shape)}")
-        return numbers
+            numbers = numbers.view(3, *shape)[part]
+        return torch.cat((numbers.new_zeros(rows - len(numbers), *shape[1:]), numbers)) if grows else numbers

@@ -324,7 +324,9 @@ class ChatRequest(ChatUnserved, ChoiceFields):
     }
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
-    max_tokens: Count | None = Field(None, description="per choice; default and maximum: the rest of the context")
+    max_tokens: Count | None = Field(
+        None, description="per choice; default: the rest of the context, to which larger values are reduced"
+    )
     max_completion_tokens: Count | None = Field(None, description="the newer name of max_tokens")
     logprobs: bool | None = None
     top_logprobs: Count | None = Field(None, description="needs logprobs; at most 20")

@@ -158,7 +158,7 @@ def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) 
             f"of {max_model_len}",
         )
     if sampling.min_tokens > room:
-        raise _min_tokens_too_many(sampling.min_tokens, room)
+        raise _min_tokens_too_many(sampling.min_tokens, f"{room}, the rest of the context")
     return min(sampling.max_tokens, room)
 
 
@@ -190,9 +190,9 @@ def check_something_is_left(sampling: Sampling) -> None:
         raise InvalidArgument("sampling.allowed_token_ids", "bad_words and min_tokens forbid all of them")
 
 
-def _min_tokens_too_many(min_tokens: int, max_tokens: int) -> InvalidArgument:
-    """Return the error for min_tokens that exceeds max_tokens."""
-    return InvalidArgument("sampling.min_tokens", f"must be at most max_tokens, {max_tokens}, not {min_tokens}")
+def _min_tokens_too_many(min_tokens: int, limit: str) -> InvalidArgument:
+    """Return the error for min_tokens that exceeds a limit. `limit`: in words."""
+    return InvalidArgument("sampling.min_tokens", f"must be at most {limit}, not {min_tokens}")
 
 
 def check_text(field: str, text: str) -> None:
@@ -344,7 +344,7 @@ def _numbers(sampling: RequestedSampling, defaults: SamplingNumbers) -> Sampling
         NUMBERS[name].range.check(name, value)
     min_tokens = sampling.numbers.get("min_tokens", 0)
     if sampling.max_tokens is not None and min_tokens > sampling.max_tokens:
-        raise _min_tokens_too_many(int(min_tokens), sampling.max_tokens)
+        raise _min_tokens_too_many(int(min_tokens), f"max_tokens, {sampling.max_tokens}")
     return SamplingNumbers(**numbers_of(defaults) | asked)
 
 

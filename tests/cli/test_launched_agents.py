@@ -10,6 +10,7 @@ from threading import Thread
 
 import pytest
 
+import baton.cli.agents
 from baton.cli.agents import AGENTS, Service, Start, run_agent
 from baton.launch import CommandFailed
 
@@ -116,6 +117,27 @@ def test_launch_show_prints_a_command_line(url: str, capsys: pytest.CaptureFixtu
 
     shown = capsys.readouterr().out
     assert f"ANTHROPIC_BASE_URL={url} " in shown and shown.endswith(" claude -p 'say hi'\n")
+
+
+@pytest.fixture
+def unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder for the files of agents that cannot be created, since its parent is a file."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(baton.cli.agents, "RUNTIME", tmp_path / "file" / "runtime")
+    return tmp_path / "file" / "runtime"
+
+
+def test_launch_of_an_agent_without_files_writes_nothing(
+    url: str, unwritable: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_agent("claude", [], url, None, only_show=True) == 0
+    assert capsys.readouterr().out.endswith(" claude\n")
+
+
+def test_launch_names_the_folder_that_cannot_be_written(url: str, unwritable: Path) -> None:
+    folder = unwritable / "launch" / url.removeprefix("http://").replace(":", "-")
+    with pytest.raises(CommandFailed, match=f"^{folder}: cannot be written: "):
+        run_agent("continue", [], url, None, only_show=True)
 
 
 def test_launch_of_an_agent_that_is_not_installed_names_its_package(

@@ -3,13 +3,14 @@
 import json
 import math
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from baton.engine import LLM
 from baton.engine.config.model_config import ModelError
-from baton.text.gguf.config import ENCODERS
+from baton.text.gguf.config import ENCODERS, config_of
 from baton.text.gguf.folder import folder_of
 from baton.text.gguf.header import GgufRefused, read_model_header
 from baton.text.model_folder import check_complete
@@ -20,6 +21,7 @@ FILES = Path(__file__).parents[1] / "fixtures" / "gguf"
 EXPECTED = json.loads((FILES / "vectors.json").read_text())
 VECTORS = [name for name, each in EXPECTED.items() if "vectors" in each]
 CLOSE = 1e-5
+LARGE = struct.pack("<I", 1 << 24)  # the largest size in config.json: a matrix of such sides has 1 PiB
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +38,19 @@ def changed(tmp_path: Path, name: str, before: bytes, after: bytes) -> Path:
     assert content.count(before) == 1
     path = tmp_path / "changed.gguf"
     path.write_bytes(content.replace(before, after))
+    return path
+
+
+def squeezed(tmp_path: Path, name: str, tensor: str) -> Path:
+    """Write a file of which a matrix of one row is a vector, as older converters write it."""
+    content, path = (FILES / f"{name}.gguf").read_bytes(), tmp_path / "squeezed.gguf"
+    start, hidden = read_model_header(FILES / f"{name}.gguf").size_bytes, 32
+    before, after = struct.pack("<IQQ", 2, hidden, 1), struct.pack("<IQ", 1, hidden)
+    assert content[:start].count(tensor.encode() + before) == 1
+    head = content[:start].replace(tensor.encode() + before, tensor.encode() + after)
+    path.write_bytes(head + bytes(64) + content[start:])
+    own_start = read_model_header(path).size_bytes
+    path.write_bytes(head[:own_start].ljust(own_start, b"\0") + content[start:])
     return path
 
 
@@ -56,6 +71,20 @@ def test_scores_of_file_with_head_equal_those_of_its_checkpoint() -> None:
     assert [output.prompt_token_ids for output in outputs] == expected["ids"]
     scores = [1 / (1 + math.exp(-logit)) for logit in expected["logits"]]
     assert furthest([[output.outputs.score for output in outputs]], [scores]) < CLOSE
+
+
+def test_types_stored_as_a_vector_give_the_same_vectors(tmp_path: Path) -> None:
+    path = squeezed(tmp_path, "roberta", "token_types.weight")
+    outputs = loaded(path).embed(EXPECTED["roberta"]["texts"], use_tqdm=False)
+    assert furthest([output.outputs.embedding for output in outputs], EXPECTED["roberta"]["vectors"]) < CLOSE
+
+
+def test_head_stored_as_a_vector_gives_the_same_scores(tmp_path: Path) -> None:
+    pairs, scores = EXPECTED["xlm-roberta-head"]["pairs"], []
+    for path in (FILES / "xlm-roberta-head.gguf", squeezed(tmp_path, "xlm-roberta-head", "cls.output.weight")):
+        outputs = loaded(path).score(*map(list, zip(*pairs, strict=True)))
+        scores.append([output.outputs.score for output in outputs])
+    assert scores[0] == scores[1]
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -87,3 +116,27 @@ def test_surplus_tensors_of_an_encoder_are_named(tmp_path: Path) -> None:
     path = changed(tmp_path, "bert", key + struct.pack("<I", 3), key + struct.pack("<I", 2))
     with pytest.raises(ModelError, match=r"the GGUF file has \d+ tensors this model does not use, among them blk\.2\."):
         loaded(path)
+
+
+def test_tensor_of_another_shape_is_named_before_memory_is_allocated(tmp_path: Path) -> None:
+    path = FILES / "bert.gguf"
+    for key, value in ((b"bert.feed_forward_length", 48), (b"bert.embedding_length", 32)):
+        stated = key + struct.pack("<I", 4)
+        path = changed(tmp_path, str(path.with_suffix("")), stated + struct.pack("<I", value), stated + LARGE)
+    with pytest.raises(ModelError, match=r"tensor token_embd\.weight is \[\d+, 32\], .* implies \[\d+, 16777216\]"):
+        loaded(path)
+
+
+def test_joined_projections_of_another_shape_are_named(tmp_path: Path) -> None:
+    name = b"blk.0.attn_qkv.weight"
+    before, after = struct.pack("<IQQ", 2, 32, 96), struct.pack("<IQQ", 2, 32, 95)
+    path = changed(tmp_path, "nomic-bert", name + before, name + after)
+    with pytest.raises(ModelError, match=r"attn_qkv\.weight is \[95, 32\], config\.json implies \[96, 32\]"):
+        loaded(path)
+
+
+def test_head_of_a_family_without_heads_is_refused() -> None:
+    header = read_model_header(FILES / "nomic-bert.gguf")
+    tensors = {**header.tensors, "cls.output.weight": header.tensors["token_types.weight"]}
+    with pytest.raises(GgufRefused, match=r"cls\.output\.weight of a nomic_bert is not supported; give a file without"):
+        config_of(replace(header, tensors=tensors))

@@ -3,7 +3,9 @@
 import json
 import math
 import os
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,14 @@ from tokenizers import Tokenizer
 
 from baton.engine import LLM, SamplingParams
 from baton.engine.offline.prompts import TokensPrompt
-from baton.text.gguf.config import DECODERS
+from baton.text.gguf.config import DECODERS, config_of
 from baton.text.gguf.folder import folder_of
 from baton.text.gguf.header import GgufRefused, read_model_header
 
 FILES = Path(__file__).parents[1] / "fixtures" / "gguf"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
-SAME = {"qwen2vl", "qwen3vl", "qwen3vlmoe"}  # text parts, whose files are those of another architecture but for names
+SAME = {"qwen2vl": "qwen2", "qwen3vl": "qwen3", "qwen3vlmoe": "qwen3moe"}
+"""Architectures of text parts, and the architecture whose files differ from theirs in names only."""
 LOGPROB_ERROR = 2e-4  # sums in another order, and norms stored as weight + 1
 
 
@@ -41,7 +44,53 @@ def test_file_answers_like_the_checkpoint_it_was_made_from(name: str) -> None:
 
 def test_every_supported_architecture_has_a_file() -> None:
     architectures = {read_model_header(FILES / f"{name}.gguf").architecture for name in EXPECTED}
-    assert architectures | SAME == DECODERS.keys()
+    assert architectures | SAME.keys() == DECODERS.keys()
+
+
+@pytest.mark.parametrize(("vision", "text"), SAME.items())
+def test_text_part_of_a_vision_model_has_the_configuration_of_the_text_model(vision: str, text: str) -> None:
+    header = read_model_header(FILES / f"{text}.gguf")
+    metadata = {re.sub(rf"^{text}\.", f"{vision}.", key): value for key, value in header.metadata.items()}
+    renamed = replace(header, metadata={**metadata, "general.architecture": vision})
+    assert config_of(renamed) == config_of(header)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("llama", "block_count", 2**32 - 1, "block_count 4294967295 with nextn_predict_layers 0 is not possible in a"),
+        ("llama", "block_count", 0, "block_count 0 with nextn_predict_layers 0 is not possible in a file of"),
+        ("llama", "nextn_predict_layers", 2**32 - 1, "with nextn_predict_layers 4294967295 is not possible in a file"),
+        ("llama", "attention.head_count", 0, "attention.head_count is 0; it must be at least 1"),
+        ("llama", "embedding_length", 0, "embedding_length is 0; it must be at least 1"),
+        ("qwen35", "ssm.time_step_rank", 0, "ssm.time_step_rank is 0; it must be at least 1"),
+        ("granitehybrid", "ssm.time_step_rank", 0, "ssm.time_step_rank is 0; it must be at least 1"),
+        ("nemotron_h", "ssm.time_step_rank", 0, "ssm.time_step_rank is 0; it must be at least 1"),
+        ("nemotron_h", "moe_latent_size", 8, "moe_latent_size is not supported"),
+    ],
+)
+def test_impossible_number_is_refused_by_its_key(name: str, key: str, value: int, message: str) -> None:
+    header = read_model_header(FILES / f"{name}.gguf")
+    changed = replace(header, metadata={**header.metadata, f"{header.architecture}.{key}": value})
+    with pytest.raises(GgufRefused, match=re.escape(message)) as refusal:
+        config_of(changed)
+    assert str(refusal.value).startswith(f"{header.architecture}.")
+
+
+def test_layer_of_no_kind_is_named() -> None:
+    header = read_model_header(FILES / "nemotron_h.gguf")
+    tensors = {name: tensor for name, tensor in header.tensors.items() if not name.startswith("blk.1.")}
+    with pytest.raises(GgufRefused, match=r"^layer 1 has none of ssm_in\.weight, "):
+        config_of(replace(header, tensors=tensors))
+
+
+def test_layers_for_multi_token_prediction_are_not_used() -> None:
+    header = read_model_header(FILES / "llama.gguf")
+    count = header.metadata["llama.block_count"]
+    predicting = replace(header, metadata={**header.metadata, "llama.nextn_predict_layers": 1})
+    left_out = header.tensors.keys() - predicting.used_tensors.keys()
+    assert isinstance(count, int) and left_out
+    assert left_out == {name for name in header.tensors if name.startswith(f"blk.{count - 1}.")}
 
 
 def test_folders_of_a_changed_and_of_a_removed_file_are_removed(tmp_path: Path) -> None:
@@ -91,7 +140,7 @@ def changed(tmp_path: Path, before: bytes, after: bytes) -> Path:
         (
             b"general.type\x08\0\0\0\5\0\0\0\0\0\0\0model",
             b"general.type\x08\0\0\0\5\0\0\0\0\0\0\0mmpro",
-            r"general\.type 'mmpro' is not supported: this file is a part of a model",
+            r"general\.type 'mmpro' is not supported; supported is 'model': give the file of the model itself",
         ),
         (b"llama.block_count", b"llama.block_cound", r"has no llama\.block_count"),
         (b"gpt-2", b"gpt-9", r"tokenizer\.ggml\.pre 'gpt-9' is not supported"),

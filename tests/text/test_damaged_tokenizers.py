@@ -51,6 +51,19 @@ def test_file_that_is_cut_short_is_named_by_a_process_without_torch(
         read_tokenizer(folder)
 
 
+def test_empty_file_of_something_else_is_not_blamed(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", layouts()["llama-2"] | {"tokenizer.json": "", "requirements.txt": ""})
+    with pytest.raises(TokenizerRefused, match=f"^{folder / 'tokenizer.json'}: is empty"):
+        read_tokenizer(folder)
+
+
+def test_code_of_the_checkpoint_is_refused_next_to_an_empty_file(tmp_path: Path) -> None:
+    code = {"auto_map": {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}, "tokenizer_class": "OwnTokenizer"}
+    folder = write(tmp_path / "model", {"tokenizer.model": "", "tokenizer_config.json": code, "requirements.txt": ""})
+    with pytest.raises(TokenizerRefused, match="its class is code of the checkpoint"):
+        read_tokenizer(folder)
+
+
 def test_tokenizer_that_is_json_of_something_else_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", layouts()["llama-2"] | {"tokenizer.json": "{}"})
     with pytest.raises(TokenizerRefused, match=f"^{folder / 'tokenizer.json'}: "):

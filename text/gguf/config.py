@@ -1,4 +1,5 @@
-"""Convert a GGUF file's metadata to the content of config.json, for families that Baton's own decoder computes.
+"""Convert a GGUF file's metadata to the content of config.json, for the architectures in ARCHITECTURES: decoders and
+encoders.
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and llama.cpp's gguf-py/gguf/constants.py. Values that
 llama.cpp derives instead of reading them, such as which layers have a window, are derived here in the same way.
@@ -49,7 +50,9 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
     """Return the content of config.json, without the ids of special tokens. Raises: GgufRefused."""
     architecture, kind = ARCHITECTURES.get(header.architecture), header.metadata.get("general.type", MODEL)
     if kind != MODEL:
-        raise GgufRefused(f"general.type {kind!r} is not supported: this file is a part of a model; give the model")
+        raise GgufRefused(
+            f"general.type {kind!r} is not supported; supported is {MODEL!r}: give the file of the model itself"
+        )
     if architecture is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise GgufRefused(f"architecture {header.architecture!r} is not supported; supported are {known}")

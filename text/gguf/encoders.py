@@ -12,13 +12,12 @@ POSITIONS, TYPES, HEAD = "position_embd.weight", "token_types.weight", "cls.outp
 BERT_FAMILIES = {"bert": "bert", "gpt2": "roberta", "t5": "xlm-roberta"}
 """Kinds of tokenizers of files that name the architecture bert, and the family with such a tokenizer."""
 HEADS = {
-    "bert": "BertForSequenceClassification",
     "roberta": "RobertaForSequenceClassification",
     "xlm-roberta": "XLMRobertaForSequenceClassification",
     "modernbert": "ModernBertForSequenceClassification",
 }
 DEFAULT_PADDING = 1  # of RoBERTa; other families do not use it
-GLOBAL_EVERY = 3  # one layer of ModernBERT in so many has no window, unless the file says otherwise
+GLOBAL_EVERY = 3  # every third layer of ModernBERT has no window unless the file says otherwise
 POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}  # values of pooling_type
 MODULES = ("Transformer", "Pooling", "Normalize")
 
@@ -77,12 +76,16 @@ def _sizes(data: GgufMetadata, family: str) -> dict[str, Any]:
         "hidden_size": int(data["embedding_length"]),
         "intermediate_size": int(data["feed_forward_length"]),
         "num_hidden_layers": data.block_count,
-        "num_attention_heads": int(data["attention.head_count"]),
+        "num_attention_heads": data.positive("attention.head_count"),
         "pad_token_id": _padding(data),
         "dtype": dtype_of(data.header),
     }
     if not data.has(HEAD):
         return fields
+    if family not in HEADS:
+        raise GgufRefused(
+            f"{HEAD} of a {family} is not supported; give a file without it, or one of {', '.join(HEADS)}"
+        )
     labels = {str(index): f"LABEL_{index}" for index in range(data.rows(HEAD))}
     return {**fields, "architectures": [HEADS[family]], "id2label": labels}
 

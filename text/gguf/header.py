@@ -23,6 +23,7 @@ MOST_NUMBERS = 1 << 14  # maximum length of a kept array of numbers; longer ones
 MOST_DIMENSIONS = 4
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+LAYER = re.compile(r"blk\.(\d+)\.")  # beginning of the names of a layer's tensors
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # llama.cpp's name for a part of a split model
 
 Value = str | int | float | bool | tuple[int | float | bool, ...]
@@ -149,8 +150,12 @@ class GgufHeader:
         )
         if not isinstance(count, int) or not isinstance(unused, int):
             return dict(self.tensors)
-        prefixes = tuple(f"blk.{index}." for index in range(count - unused, count))
-        return {name: tensor for name, tensor in self.tensors.items() if not name.startswith(prefixes)}
+        predicting = range(count - unused, count)
+        return {
+            name: tensor
+            for name, tensor in self.tensors.items()
+            if (layer := LAYER.match(name)) is None or int(layer[1]) not in predicting
+        }
 
 
 def parts_of(path: Path) -> tuple[Path, ...]:

@@ -37,7 +37,7 @@ def qwen_hybrid_fields(model_type: str) -> Fields:
     """Return the function of the fields of Qwen3-Next and Qwen3.5."""
 
     def fields(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
-        heads, experts = int(data["ssm.time_step_rank"]), {}
+        heads, experts = data.positive("ssm.time_step_rank"), {}
         if data.get("expert_count"):
             shared = int(data["expert_shared_feed_forward_length"])
             experts = {**qwen_experts(data), "shared_expert_intermediate_size": shared}
@@ -81,7 +81,7 @@ def lfm2_fields(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]
 
 
 def granite_moe_fields(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a Granite with experts and attention in all layers; those of Mamba need only be valid."""
+    """Return the fields of a Granite with experts and attention in all layers. Mamba's fields are placeholders."""
     experts = int(data.get("expert_count") or 0)
     shared = f"blk.0.{'ffn_gate_shexp' if experts else 'ffn_gate'}.weight"
     return {
@@ -100,7 +100,7 @@ def granite_moe_fields(data: GgufMetadata, config: Mapping[str, Any]) -> dict[st
 
 def granite_hybrid_fields(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of Granite 4. Bamba, which converters give the same name, is a Granite 4 without scales."""
-    heads, inner = int(data["ssm.time_step_rank"]), int(data["ssm.inner_size"])
+    heads, inner = data.positive("ssm.time_step_rank"), int(data["ssm.inner_size"])
     return {
         **granite_moe_fields(data, config),
         "layer_types": _kinds(data),
@@ -119,11 +119,12 @@ def granite_hybrid_fields(data: GgufMetadata, config: Mapping[str, Any]) -> dict
 def nemotron_h_fields(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of Nemotron-H, each of whose layers is one part. Raises: GgufRefused."""
     if data.get("moe_latent_size"):
-        raise GgufRefused("moe_latent_size is not supported: this file projects the inputs of its experts")
-    heads, inner = int(data["ssm.time_step_rank"]), int(data["ssm.inner_size"])
+        key = f"{data.header.architecture}.moe_latent_size"
+        raise GgufRefused(f"{key} is not supported: this file projects the inputs of its experts")
+    heads, inner = data.positive("ssm.time_step_rank"), int(data["ssm.inner_size"])
     found = {index: kind for name, kind in reversed(PARTS.items()) for index in data.with_tensor(name)}
-    if len(found) < data.block_count:
-        raise GgufRefused(f"has layers without any of {', '.join(PARTS)}")
+    if missing := [index for index in range(data.block_count) if index not in found]:
+        raise GgufRefused(f"layer {missing[0]} has none of {', '.join(PARTS)}")
     dense = [index for index, kind in found.items() if kind == "mlp"]
     experts = {}
     if "moe" in found.values():

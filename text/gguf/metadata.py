@@ -52,17 +52,35 @@ class GgufMetadata:
 
     @property
     def block_count(self) -> int:
-        """Number of layers, without those for multi-token prediction, which follow the others."""
-        return int(self["block_count"]) - int(self.get("nextn_predict_layers") or 0)
+        """Number of layers, without those for multi-token prediction, which follow the others. Raises: GgufRefused."""
+        stated, unused = int(self["block_count"]), int(self.get("nextn_predict_layers") or 0)
+        tensors = len(self.header.tensors)
+        if not 0 <= unused < stated <= tensors:
+            raise GgufRefused(
+                f"{self._prefix}.block_count {stated} with nextn_predict_layers {unused} is not possible in a file of "
+                f"{tensors} tensors"
+            )
+        return stated - unused
+
+    def positive(self, key: str) -> int:
+        """Return an integer. Raises: GgufRefused if it is missing or less than 1."""
+        value = int(self[key])
+        if value < 1:
+            raise GgufRefused(f"{self._prefix}.{key} is {value}; it must be at least 1")
+        return value
 
     def has(self, tensor: str) -> bool:
         return tensor in self.header.tensors
 
     def rows(self, tensor: str) -> int:
-        """Return the number of rows of a matrix, or of each expert's. Raises: GgufRefused if there is none."""
+        """Return the number of rows of a matrix, or of each expert's. Raises: GgufRefused if there is none.
+
+        Older converters store a matrix of one row as a vector.
+        """
         if not self.has(tensor):
             raise GgufRefused(f"has no tensor {tensor}")
-        return self.header.tensors[tensor].shape[-2]
+        shape = self.header.tensors[tensor].shape
+        return shape[-2] if len(shape) > 1 else 1
 
     def with_tensor(self, name: str) -> list[int]:
         """Return the layers that have a tensor: `name` as in `blk.0.name`."""
@@ -85,7 +103,7 @@ Fields = Callable[[GgufMetadata, Mapping[str, Any]], dict[str, Any]]
 
 def llama_fields(data: GgufMetadata) -> dict[str, Any]:
     """Return the fields of a Llama with the sizes of a file."""
-    heads, hidden = int(data["attention.head_count"]), int(data["embedding_length"])
+    heads, hidden = data.positive("attention.head_count"), data.positive("embedding_length")
     head_dim = int(data.get("attention.key_length") or hidden // heads)
     return {
         "vocab_size": data.rows(EMBEDDING),

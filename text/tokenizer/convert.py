@@ -20,6 +20,7 @@ MODULE = "transformers.models.auto.tokenization_auto"
 """Module that a conversion imports. Where it is loaded already, a conversion takes no new process."""
 READ_SUFFIXES = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt"})
 VOCABULARIES = frozenset({".model", ".tiktoken"})
+TEXT_FILES = frozenset({"vocab.txt", "merges.txt"})
 TEMPLATES = "additional_chat_templates"
 COMMON_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model", "tiktoken.model")
 """Files with a vocabulary that every tokenizer class of transformers reads, in addition to its own files."""
@@ -43,6 +44,8 @@ def convert(folder: Path) -> bytes:
         raise TokenizerUnusable(f"there is no tokenizer: no {', '.join(COMMON_FILES)}, vocab.json or vocab.txt")
     try:
         tokenizer = load(folder)
+    except TokenizerUnusable:
+        raise
     except Exception:
         check_files(folder)
         raise
@@ -91,6 +94,8 @@ def check_files(folder: Path) -> None:
     from tokenizers import Tokenizer
 
     for path in read_files(folder):
+        if path.suffix == ".txt" and path.name not in TEXT_FILES:
+            continue
         with reading(path, TokenizerUnusable):
             content = _content(path)
             if path.suffix == ".json":

@@ -14,7 +14,7 @@ class TestedAgent:
     """Agent and its work. `script`: run by npm after the installation, but not if the user's npm forbids scripts.
 
     `repeats_broken`: whether it repeats a request whose answer breaks off, as when the router is killed.
-    `repeats`: part of an earlier prompt that the next one repeats at least; less if the agent moves what it has sent.
+    `repeats`: minimum share of the previous prompt that the next one repeats.
     """
 
     version: str

@@ -1,6 +1,7 @@
-"""What scripted answers let an agent do, and whether it did so exactly. The agent works in a folder with notes.
+"""Work that scripted answers give an agent, and the check that each call took effect once.
 
-With tools, in turn: run a command, read the notes, edit them. Without tools, each answer edits the notes.
+The agent works in a folder with notes. With tools, in turn: run a command, read the notes, edit them. Without tools,
+each answer edits the notes.
 """
 
 import json
@@ -93,7 +94,7 @@ def notes(number: int) -> str:
 
 
 def waiting(path: str) -> str:
-    """Return a command that takes as long as a file exists."""
+    """Return a shell command that waits until a file is removed."""
     return f"while [ -e {path} ]; do sleep 0.2; done"
 
 

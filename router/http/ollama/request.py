@@ -55,7 +55,7 @@ def raw_request(message: OllamaGenerateRequest, call: HttpCall) -> GenerationReq
     completion = CompletionRequest.model_validate({**_common(message), "prompt": message.prompt, "logprobs": logprobs})
     (request,) = completion_requests(completion, call)
     # An omitted limit became OpenAI's default of 16 tokens: restore None, for Ollama's default, the remaining context.
-    return replace(request, sampling=replace(request.sampling, max_tokens=completion.max_tokens))
+    return replace(request, sampling=replace(request.sampling, max_tokens=completion.max_tokens, is_clamped=True))
 
 
 def _common(message: AskedFields) -> dict[str, Any]:

@@ -308,7 +308,9 @@ class ResponseRequest(ResponsesUnserved, OpenAIFields):
         None, description="false: the response is not stored; default: true, within the limits of the store"
     )
     instructions: str | None = Field(None, description="system message of this response only")
-    max_output_tokens: Count | None = None
+    max_output_tokens: Count | None = Field(
+        None, description="default: the rest of the context, to which larger values are reduced"
+    )
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None

@@ -1,6 +1,7 @@
 """Requests in the shape of Claude Code 2.1, Codex 0.171 and OpenCode 1.18, and of further versions of them."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from tests.router.http.conftest import QWEN3, Gateway
 ANTHROPIC, COUNT, RESPONSES, CHAT = (
     *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/chat/completions"),
 )
+OLLAMA, OLLAMA_TEXT = "/api/chat", "/api/generate"
+LONG_OLLAMA = {"options": {"num_predict": 32_000}}
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 BASH = {"name": "Bash", "description": "Run a command.", "input_schema": SCHEMA}
 CONTEXT = 1536
@@ -181,17 +184,10 @@ async def test_thinking_in_every_form_is_accepted(gateway: Gateway, thinking: An
     assert ("<think>\n\n</think>" in gateway.prompt()) is not thinks
 
 
-@pytest.mark.parametrize("path", [ANTHROPIC, RESPONSES, CHAT])
-async def test_max_tokens_beyond_the_context_ends_with_it(gateway: Gateway, path: str) -> None:
-    bodies = {
-        ANTHROPIC: claude(max_tokens=32_000),
-        RESPONSES: codex(max_output_tokens=32_000),
-        CHAT: opencode(max_tokens=32_000),
-    }
-    await gateway.post(path, **bodies[path])
+async def test_min_tokens_beyond_the_context_is_refused_with_the_rest_of_it(gateway: Gateway) -> None:
+    error = await gateway.refused(CHAT, **opencode(max_tokens=32_000, min_tokens=16_000))
 
-    prefill = gateway.prefill
-    assert prefill.sampling.max_tokens == CONTEXT - len(prefill.token_ids)
+    assert re.search(r"must be at most \d+, the rest of the context, not 16000", error["message"])
 
 
 async def test_hundreds_of_tools_are_accepted(gateway: Gateway) -> None:
@@ -358,6 +354,24 @@ def opencode(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
     tool = {"type": "function", "function": {"name": "bash", "description": "Run.", "parameters": SCHEMA}}
     body = {"model": "tiny", "messages": [*said, *messages], "tools": [tool], "tool_choice": "auto", "max_tokens": 200}
     return body | fields
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (ANTHROPIC, claude(max_tokens=32_000)),
+        (RESPONSES, codex(max_output_tokens=32_000)),
+        (CHAT, opencode(max_tokens=32_000)),
+        (OLLAMA, {"messages": [{"role": "user", "content": "hi"}], "stream": False, **LONG_OLLAMA}),
+        (OLLAMA_TEXT, {"prompt": "hi", "raw": False, "stream": False, **LONG_OLLAMA}),
+        (OLLAMA_TEXT, {"prompt": "hi", "raw": True, "stream": False, **LONG_OLLAMA}),
+    ],
+)
+async def test_max_tokens_beyond_the_context_ends_with_it(gateway: Gateway, path: str, body: dict[str, Any]) -> None:
+    await gateway.post(path, **body)
+
+    prefill = gateway.prefill
+    assert prefill.sampling.max_tokens == CONTEXT - len(prefill.token_ids)
 
 
 async def test_tools_are_described_for_a_template_that_shows_none(gateway: Gateway) -> None:

@@ -28,6 +28,7 @@ KINDS: Sequence[dict[str, Any]] = (
     {"temperature": 0.8, "seed": 5, "logprobs": 2},
     {"temperature": 1.0, "seed": 6, "json_schema": SCHEMA, "ignore_eos": False},
 )
+WITH_SCHEMA = len(KINDS) - 1
 
 
 @dataclass
@@ -95,6 +96,9 @@ async def broken_by(faulty: Stack, targets: Sequence[str], whole: list[Completio
     """Kill the first router in the middle of all streams, and compare the answers with those without a fault."""
     if not whole:
         whole += await Streams([faulty.target]).all(STREAMS)
+    await Streams([faulty.target]).one(
+        WITH_SCHEMA
+    )  # a router that has just started takes long to check the first schema
     streams = Streams(targets)
     with answers_held(faulty, HELD_TOKENS) as held:
         calls = asyncio.create_task(streams.all(STREAMS))

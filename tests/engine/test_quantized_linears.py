@@ -36,6 +36,7 @@ from baton.engine.weights.weight import (
     quantise_int4,
     quantise_int8,
 )
+from baton.kernels.types import ZERO_PARTS
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 
@@ -161,7 +162,11 @@ def test_the_int4_kernel_agrees_with_the_plain_computation() -> None:
     kernel, plain = made("int4", weight, None, torch.bfloat16), made("int4", weight, None)
     assert isinstance(kernel, Int4KernelLinear)
     x = torch.randn(7, 96).bfloat16()
-    torch.testing.assert_close(kernel(x).float(), plain(x.float()), atol=0.04, rtol=0.02)  # offsets in bfloat16
+    zeros = quantise_int4(weight).zeros / ZERO_PARTS
+    _, offsets = kernel.scales_and_zeros.float().transpose(0, 1).unbind(2)  # rounded to bfloat16, in which it adds
+    rounded = (offsets - (8 - zeros) * quantise_int4(weight).scales.float()).repeat_interleave(GROUP_INPUTS, 1)
+    expected = plain(x.float()) + x.float() @ rounded.T
+    torch.testing.assert_close(kernel(x).float(), expected, atol=0.02, rtol=0.02)
 
 
 @pytest.mark.parametrize(("format", "most"), [("int8", 0.27), ("fp8", 0.29), ("int4", 0.16)])

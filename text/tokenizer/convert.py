@@ -46,7 +46,7 @@ def convert(folder: Path) -> bytes:
         tokenizer = load(folder)
     except TokenizerUnusable:
         raise
-    except Exception:
+    except Exception:  # foreign files are read here; a damaged one explains the error better than its consequence
         check_files(folder)
         raise
     backend = getattr(tokenizer, "backend_tokenizer", None)

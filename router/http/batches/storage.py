@@ -193,7 +193,7 @@ class BatchStorage:
             try:
                 self._cancel_mark(batch).write_text(str(int(self.now_s())))
             except FileNotFoundError:
-                batch = self.batch(tenant, batch_id)  # completed meanwhile
+                batch = self.batch(tenant, batch_id)  # it completed while this read it
         if batch.is_final or batch.outcome:
             message = f"the batch is {batch.status} and can no longer be cancelled"
             raise Problem(HTTPStatus.CONFLICT, message, code="batch_not_cancellable")
@@ -335,7 +335,7 @@ def _sizes(folder: Path) -> Iterator[int]:
                 else:
                     yield entry.stat(follow_symlinks=False).st_size
     except FileNotFoundError:
-        return  # removed meanwhile
+        return  # removed while this reads it
 
 
 def _not_found(what: str, name: str, reason: str, param: str | None = None) -> Problem:

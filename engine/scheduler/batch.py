@@ -391,7 +391,7 @@ class RunningBatch:
         table = sequence.held()
         table.pass_over(table.groups.first_live(lost_tokens))
         blocks, first_live = table.held(0, blocks_for(lost_tokens, self._block_tokens)), table.first_live
-        slots = self._swap.take(len(blocks))
+        slots = self._swap.take(len(blocks)) if blocks else None
         sequence.release()
         sequence.lost_tokens = lost_tokens
         self.running.remove(sequence)

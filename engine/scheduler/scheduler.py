@@ -137,7 +137,7 @@ class Scheduler:
         self._budget = budget
         self._tbt_s = tbt_s
         self._swap_slots = 0 if swap is None else swap.total_slots
-        self._stalled: ScheduledSequence | None = None  # oldest prompt that lacked blocks in the last plan
+        self._stalled: ScheduledSequence | None = None  # oldest prompt that lacked blocks when last tried
         self._foreseen_blocks = sys.maxsize  # blocks that prompts take while a new answer runs
         self._answer_tokens = answer_tokens
 
@@ -201,7 +201,6 @@ class Scheduler:
             draft.swaps_out += self.batch.preempt(newest)
             draft.short.clear()
             self._add_prompts(draft, now_s, favoured)
-        self._stalled = draft.oldest_short
         return self._begin(draft)
 
     def plan_ahead(self) -> Plan | None:
@@ -455,7 +454,8 @@ class Scheduler:
         target_s = self._goal_s(draft.sequences, rows)
         order = self._order(now_s, target_s if rows else None)
         budget_tokens = self._prefill_budget(rows, target_s if order.urgent else 0.0)
-        if budget_tokens:
+        may_compute = budget_tokens > 0
+        if may_compute:
             columns = blocks_for(self._answer_tokens * budget_tokens, self._block_tokens)
             self._foreseen_blocks = self.pool.groups.blocks(columns)
         prompts = self._prompts(order, draft)
@@ -474,6 +474,8 @@ class Scheduler:
             if self._budget is not None and rows == 0 and draft.chunks[-1].end == len(prompt.token_ids):
                 computed = sum(len(chunk.token_ids) for chunk in draft.chunks)
                 budget_tokens = min(budget_tokens, self._budget.after_completed(computed, self._tbt_s))
+        if may_compute:
+            self._stalled = draft.oldest_short
         order.overtaken(zip(draft.sequences[rows:], draft.chunks[rows:], strict=True))
 
     def _prompts(self, order: PromptOrder, draft: PlanBuilder) -> Iterator[ScheduledSequence]:

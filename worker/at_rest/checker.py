@@ -118,7 +118,8 @@ class RestChecker:
         cache = self._cache
         if cache is None:
             return []
-        groups, cached = cache.loop.groups, takewhile(cache.in_pool, hashes)
+        groups = cache.loop.groups
+        cached = takewhile(cache.in_pool, hashes) if groups.whole else hashes  # windows pass over the first columns
         of_columns = (groups.name(block_hash, group) for block_hash in cached for group in range(groups.count))
         names = list(filter(cache.in_pool, of_columns))
         return [names[place] for place in self._used.draw(len(names))][:MOST_BLOCKS]

@@ -262,10 +262,12 @@ async def test_published_blocks_queue_up_to_a_bound_and_the_rest_is_not_compared
         assert checker._queue == list(names[MOST_BLOCKS:QUEUED_BLOCKS]), "the oldest are compared first"
 
 
-async def test_of_a_model_with_windows_every_block_that_is_there_may_be_compared() -> None:
-    """One that lands takes a prefix whose windows are gone, one that is computed takes some of a window."""
-    groups = BlockGroups(2, 1, window_tokens=8, block_tokens=4)
-    there = {groups.name(each, group) for each in HASHES[:4] for group in (0, 1)} | {groups.name(HASHES[2], 2)}
+@pytest.mark.parametrize("whole", (2, 0))
+async def test_all_cached_blocks_of_a_model_with_windows_may_be_compared(whole: int) -> None:
+    """A received prompt reuses a prefix without its windows, a computed prompt the blocks in its window."""
+    groups = BlockGroups(whole, 1, window_tokens=8, block_tokens=4)
+    there = {groups.name(each, group) for each in HASHES[:4] for group in range(whole)}
+    there |= {groups.name(each, whole) for each in HASHES[2:4]}
     checker = RestChecker(Checksums(torch.zeros(8, dtype=torch.uint8), PoolShape(1, 8)), 1.0)
     try:
         checker.attach(CachedBlocks(SimpleNamespace(groups=groups), there.__contains__))  # type: ignore[arg-type]

@@ -1,8 +1,10 @@
 """Causes of delays of an event loop: other work on the loop, or no free core."""
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import NamedTuple
 
 PERIOD_S = 0.02
@@ -62,10 +64,11 @@ class LoopLag:
         proportion to their part between the moments.
         """
         busy_s = queued_s = 0.0
-        for look in reversed(self._looks):
-            if look.ended_s <= began_s:
+        first = bisect_right(self._looks, began_s, key=lambda look: look.ended_s)
+        for look in islice(self._looks, first, None):
+            if look.began_s >= ended_s:
                 break
-            overlap_s = max(0.0, min(look.ended_s, ended_s) - max(look.began_s, began_s))
+            overlap_s = min(look.ended_s, ended_s) - max(look.began_s, began_s)
             busy_s += min(overlap_s, look.delay.busy_s)
             queued_s += look.delay.queued_s * overlap_s / (look.ended_s - look.began_s)
         return Delay(busy_s, queued_s)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -139,3 +140,13 @@ def test_look_that_fails_is_not_the_last(loop: FakeLoop) -> None:
     loop.run_at(loop.now + PERIOD_S + 0.5)
 
     assert lag.busy_s >= 0.4
+
+
+def test_waits_between_adjoining_moments_add_up(loop: FakeLoop, lag: LoopLag, waits: Waits) -> None:
+    for index in range(1, 200):
+        waits.own_s += 0.003 * (index % 3)
+        loop.run_at(10.0 + index * PERIOD_S)
+    moments = [9.0 + 0.37 * index for index in range(20)]
+    parts = [lag.between(began_s, ended_s).queued_s for began_s, ended_s in pairwise(moments)]
+    assert sum(parts) == pytest.approx(lag.between(moments[0], moments[-1]).queued_s) == pytest.approx(waits.own_s)
+    assert parts.count(0.0) == 7  # before the first check and after the last one

@@ -67,7 +67,7 @@ class AttemptNote:
         return self.decision is None
 
 
-KEPT_LONG_GAPS = 1024  # maximum number of long gaps recorded per request
+MAX_STALLS = 32  # maximum number of stalls reported per request
 MIN_LONG_GAP_MS = 5.0
 KEPT_WAITS = 4096  # maximum number of worker delays recorded per attempt
 
@@ -111,19 +111,20 @@ class WorkerWaits:
     def __init__(self) -> None:
         self._offset_s = math.inf  # from the worker's clock to this clock, including the fastest transit
         self._waits: list[_Wait] = []
-        self._last: tuple[float, float] | None = None  # times at which the newest token was generated and sent
+        self._last: Made | None = None  # times of the newest token
 
     def add(self, made: Made, now: float) -> None:
         """Add the delays that a token reports. `now`: its arrival."""
-        made_s, sent_s = made.at_us / 1e6, (made.at_us + made.held_us) / 1e6
-        self._offset_s = min(self._offset_s, now - sent_s)
+        offset_s, last = now - made.sent_s, self._last
+        if offset_s < self._offset_s:
+            self._offset_s = offset_s
         is_delayed = made.since or made.held or made.gap is not None
-        if is_delayed and self._last is not None and len(self._waits) < KEPT_WAITS:
-            last_made_s, last_sent_s = self._last
-            self._add(last_sent_s, sent_s, made.since)
-            self._add(made_s, sent_s, _of_process(made.held))
-            self._add(last_made_s, made_s, () if made.gap is None else _of_process(made.gap.causes))
-        self._last = made_s, sent_s
+        if is_delayed and last is not None and len(self._waits) < KEPT_WAITS:
+            made_s = made.at_us / 1e6
+            self._add(last.sent_s, made.sent_s, made.since)
+            self._add(made_s, made.sent_s, _of_process(made.held))
+            self._add(last.at_us / 1e6, made_s, () if made.gap is None else _of_process(made.gap.causes))
+        self._last = made
 
     def _add(self, began_s: float, ended_s: float, parts: tuple[CausePart, ...]) -> None:
         if parts and ended_s > began_s:
@@ -163,7 +164,7 @@ class TokenGaps:
     """Gaps between consecutive tokens of each choice, by their arrivals from the decode worker."""
 
     def __init__(self, least_ms: float = MIN_LONG_GAP_MS) -> None:
-        """Begin without gaps. Causes are recorded only for gaps above `least_ms`."""
+        """Begin without gaps. Causes are recorded only for gaps above `least_ms`, and of many only for the longest."""
         self._least_ms = least_ms
         self._last_s: dict[int, float] = {}
         self._last_made: dict[int, Made] = {}
@@ -171,37 +172,15 @@ class TokenGaps:
         self._pauses_ms = array("d")
         self._waits = WorkerWaits()
         self.long: list[LongGap] = []
-        """Gaps above `least_ms`. If there are more than KEPT_LONG_GAPS, only the longest ones."""
+        """Gaps above `least_ms`, with at least the MAX_STALLS longest, in chronological order."""
 
-    def add(self, choice: int, tokens: int, now: float, made: Made | None = None) -> None:
-        """Add tokens that arrived together, such as accepted drafts. The pause before them is divided among them."""
-        self._add(choice, tokens, now, made, None)
+    def add(
+        self, choice: int, tokens: int, now: float, made: Made | None = None, lost_worker: str | None = None
+    ) -> None:
+        """Add tokens that arrived together, such as accepted drafts. The pause before them is divided among them.
 
-    def last_s(self, choice: int) -> float | None:
-        """Return the arrival time of a choice's last token; None without tokens."""
-        return self._last_s.get(choice)
-
-    def resume(self, choice: int, last_s: float, now: float, lost_worker: str = "") -> None:
-        """Add the first token of a retry. `last_s`: arrival of the token before it. `lost_worker`: failed worker."""
-        self._last_s[choice] = last_s
-        self._waits = WorkerWaits()
-        self._add(choice, 1, now, None, lost_worker)
-
-    @property
-    def each_ms(self) -> list[float]:
-        """All gaps, in chronological order, in milliseconds."""
-        return list(self._gaps_ms)
-
-    @property
-    def pauses_ms(self) -> list[float]:
-        """Pauses without a token of a choice, in chronological order. Tokens that arrive together end one pause."""
-        return list(self._pauses_ms)
-
-    def newest_ms(self, count: int) -> "array[float]":
-        """Return the newest `count` gaps, oldest first."""
-        return self._gaps_ms[-count:]
-
-    def _add(self, choice: int, tokens: int, now: float, made: Made | None, lost_worker: str | None) -> None:
+        `lost_worker`: worker that was replaced in the pause; None: none.
+        """
         last_s, last_made = self._last_s.get(choice), self._last_made.pop(choice, None)
         self._last_s[choice] = now
         if made is not None:
@@ -220,11 +199,37 @@ class TokenGaps:
                 LongGap(last_s, now, choice, pause_ms, on_worker_ms, held_ms, gap, held, self._waits, lost_worker)
             )
 
+    def last_s(self, choice: int) -> float | None:
+        """Return the arrival time of a choice's last token; None without tokens."""
+        return self._last_s.get(choice)
+
+    def resume(self, choice: int, last_s: float, now: float, lost_worker: str = "") -> None:
+        """Add the first token of a retry. `last_s`: arrival of the token before it. `lost_worker`: failed worker."""
+        self._last_s[choice] = last_s
+        self._waits = WorkerWaits()
+        self.add(choice, 1, now, None, lost_worker)
+
+    @property
+    def each_ms(self) -> list[float]:
+        """All gaps, in chronological order, in milliseconds."""
+        return list(self._gaps_ms)
+
+    @property
+    def pauses_ms(self) -> list[float]:
+        """Pauses without a token of a choice, in chronological order. Tokens that arrive together end one pause."""
+        return list(self._pauses_ms)
+
+    def newest_ms(self, count: int) -> "array[float]":
+        """Return the newest `count` gaps, oldest first."""
+        return self._gaps_ms[-count:]
+
     def _keep(self, gap: LongGap) -> None:
+        """Record a long gap. From time to time, drop all but the longest: no later gap is recorded that is shorter."""
         self.long.append(gap)
-        if len(self.long) > KEPT_LONG_GAPS:
-            longest = sorted(self.long, key=lambda each: -each.gap_ms)[: KEPT_LONG_GAPS // 2]
+        if len(self.long) > 2 * MAX_STALLS:
+            longest = sorted(self.long, key=lambda each: -each.gap_ms)[:MAX_STALLS]
             self.long = sorted(longest, key=lambda each: each.ended_s)
+            self._least_ms = longest[-1].gap_ms
 
 
 def _on_worker(last: Made | None, made: Made | None) -> tuple[float | None, float]:

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from baton.process.telemetry.loop_lag import Delay
-from baton.router.trace.record import GapSummary, LongGap, Stall, TokenGaps
+from baton.router.trace.record import MAX_STALLS, GapSummary, LongGap, Stall, TokenGaps
 from baton.text.causes import CausePart, StallCause, joined_causes
-
-MAX_STALLS = 32
 
 DelayBetween = Callable[[float, float], Delay]
 """Delay of the router's event loop between two monotonic times."""

@@ -80,6 +80,11 @@ class Made(NamedTuple):
     since: tuple[CausePart, ...] = ()  # causes of delays of the worker since it sent the previous token
     drafts: Drafts = NO_DRAFTS
 
+    @property
+    def sent_s(self) -> float:
+        """Time of sending, in seconds of the worker's clock."""
+        return (self.at_us + self.held_us) / 1e6
+
 
 class SequenceOutput(NamedTuple):
     """Tokens of one choice. `offset`: position of the first of them within the answer.

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.process.telemetry.loop_lag import Delay
-from baton.router.trace.record import KEPT_LONG_GAPS, GapSummary, Stall, TokenGaps
-from baton.router.trace.stalls import MAX_STALLS, StallBound, gap_summary
+from baton.router.trace.record import MAX_STALLS, GapSummary, Stall, TokenGaps
+from baton.router.trace.stalls import StallBound, gap_summary
 from baton.router.types.events import Made, WorkerGap
 from baton.text.causes import CausePart, StallCause, joined_causes
 
@@ -154,16 +154,18 @@ def test_a_worker_that_does_not_say_when_it_made_its_tokens() -> None:
     assert stall.usual_ms == pytest.approx(10.0)
 
 
-def test_longest_of_many_stalls_are_kept_in_order() -> None:
-    stream = Stream(tokens=4 * KEPT_LONG_GAPS)
-    for index in range(2 * KEPT_LONG_GAPS):
+@pytest.mark.parametrize("order", [1, -1], ids=["growing", "shrinking"])
+def test_longest_of_many_stalls_are_kept_in_order(order: int) -> None:
+    count = 20 * MAX_STALLS
+    stream = Stream(tokens=2 * count)
+    for index in range(count)[::order]:
         stream.token(0.050 + index * 1e-5)
-    assert len(stream.gaps.long) <= KEPT_LONG_GAPS
+    assert len(stream.gaps.long) <= 2 * MAX_STALLS
     stalls = summary(stream.gaps).stalls
     assert len(stalls) == MAX_STALLS
-    assert summary(stream.gaps).stall_count == 2 * KEPT_LONG_GAPS
+    assert summary(stream.gaps).stall_count == count
     assert [stall.at_s for stall in stalls] == sorted(stall.at_s for stall in stalls)
-    assert min(stall.gap_ms for stall in stalls) > 50.0 + (2 * KEPT_LONG_GAPS - MAX_STALLS - 1) * 1e-2
+    assert min(stall.gap_ms for stall in stalls) > 50.0 + (count - MAX_STALLS - 1) * 1e-2
 
 
 SECONDS = st.floats(0.0, 0.3)

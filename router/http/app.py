@@ -194,19 +194,17 @@ def make_app(
     answers = {path: answer for path, (_, answer) in gets.items()} | file_answers()
     applications: dict[str, ASGIApp] = {
         _COMPACT: posts[_COMPACT],  # before the path of a response, which it would match
-        **{path: QueryEndpoint(answer, transport.stall_s) for path, answer in answers.items()},
+        **{path: QueryEndpoint(answer) for path, answer in answers.items()},
     }
-    applications["/v1/models"] = QueryEndpoint(operations.models, transport.stall_s, MODELS_QUERY)
-    applications[_ITEMS] = QueryEndpoint(responses.input_items, transport.stall_s, LIST_PARAMETERS)
-    applications[_RESPONSE] = QueryEndpoint(responses.one, transport.stall_s, methods=("GET", "HEAD", "DELETE"))
+    applications["/v1/models"] = QueryEndpoint(operations.models, MODELS_QUERY)
+    applications[_ITEMS] = QueryEndpoint(responses.input_items, LIST_PARAMETERS)
+    applications[_RESPONSE] = QueryEndpoint(responses.one, methods=("GET", "HEAD", "DELETE"))
     applications |= posts
     if batches is not None:
         applications |= _batch_applications(batches, dispatcher, transport)
     routes = [Route(path, application) for path, application in applications.items()]
     # Without middleware, since each layer would add to the cost of sending every token.
-    return Router(
-        routes, redirect_slashes=False, default=UnknownPath(transport.stall_s, {**ollama.UNSERVED, **_TURNED_OFF})
-    )
+    return Router(routes, redirect_slashes=False, default=UnknownPath({**ollama.UNSERVED, **_TURNED_OFF}))
 
 
 _TURNED_OFF = {
@@ -241,14 +239,14 @@ def _batch_gets(batches: BatchRoutes) -> Gets:
 def _batch_applications(batches: BatchRoutes, dispatcher: Dispatcher, transport: HttpTransport) -> dict[str, ASGIApp]:
     """Return the applications of paths under /v1/files and /v1/batches that serve more than a GET."""
     reads = ("GET", "HEAD")
-    files = QueryEndpoint(batches.files, transport.stall_s, FILES_QUERY, (*reads, "POST"))
-    listed = QueryEndpoint(batches.batches, transport.stall_s, BATCHES_QUERY, (*reads, "POST"))
+    files = QueryEndpoint(batches.files, FILES_QUERY, (*reads, "POST"))
+    listed = QueryEndpoint(batches.batches, BATCHES_QUERY, (*reads, "POST"))
     created = Endpoint(CreateBatch, partial(batches.create, dispatcher), transport)
     return {
         _FILES: PostOr(batches.upload_endpoint(transport), files),
-        _FILE: QueryEndpoint(batches.file, transport.stall_s, methods=(*reads, "DELETE")),
+        _FILE: QueryEndpoint(batches.file, methods=(*reads, "DELETE")),
         _BATCHES: PostOr(created, listed),
-        _CANCEL: QueryEndpoint(batches.cancel, transport.stall_s, methods=("POST",)),
+        _CANCEL: QueryEndpoint(batches.cancel, methods=("POST",)),
     }
 
 

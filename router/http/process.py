@@ -75,7 +75,7 @@ class HttpRouterProcess(RouterProcess):
         )
         bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
         self._parser = Parser(Helper("baton.router.http.parse_process"))
-        transport = HttpTransport(bodies, self._parser, config.http_stall_s)
+        transport = HttpTransport(bodies, self._parser)
         self._responses = _response_store(config)
         self.batches = self._open_batches(config)
         """Runner of batches; None without a folder for them."""
@@ -92,7 +92,7 @@ class HttpRouterProcess(RouterProcess):
             None if self.batches is None else BatchRoutes(self.batches.storage, config.http_body_s),
         )
         sites = SiteRules((config.http_host, *config.allowed_hosts), config.cors_origins)
-        app: ASGIApp = Guard(routes, self.access, sites, config.http_stall_s, self._refused)
+        app: ASGIApp = Guard(routes, self.access, sites, self._refused)
         if config.cors_origins:
             app = with_cors(app, config.cors_origins)
         limits = HttpLimits(config.http_max_connections, config.http_head_s, config.http_idle_s, config.http_stall_s)

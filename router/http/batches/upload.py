@@ -170,7 +170,7 @@ class UploadEndpoint(PostEndpoint):
             problem.ends_connection = received is None or not received.is_received
             raise
         sent = {REQUEST_ID_HEADER: call.request_id}
-        await send_reply(json_reply(file.shown), send, sent, self.transport.stall_s)
+        await send_reply(json_reply(file.shown), send, sent)
 
     async def _receive(self, form: ReceivedForm, receive: Receive, upload: Upload) -> None:
         """Receive a form and write its file. Raises: Problem, ClientGone."""

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from baton.router.http.edge.exchange import problem_reply
+from baton.router.http.edge.exchange import Stalled, problem_reply
 from baton.router.http.edge.head import check_head
 from baton.router.http.edge.problem import Problem, retry_later
 from baton.router.http.edge.slots import ConnectionSlots
@@ -44,12 +44,28 @@ class _Part(Enum):
 class WaitLimits:
     head_s: float  # maximum time from a connection's start, or a request's first byte, to the last header
     idle_s: float  # maximum time between two requests
+    stall_s: float  # maximum time in which a client with too many unread bytes reads none of them
 
 
-class _HeldFlow(FlowControl):
-    """Flow control of a connection. Reading stays paused while received bytes wait for parsing (`is_held`)."""
+class _BoundedFlow(FlowControl):
+    """Flow control of a connection. Reading stays paused while received bytes wait for parsing (`is_held`).
+
+    Only a send that must wait for the client starts a timer, since nearly every token is a send.
+    """
 
     is_held = False
+
+    def __init__(self, transport: Transport, stall_s: float) -> None:
+        super().__init__(transport)
+        self._stall_s = stall_s
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough of its answer. Raises: Stalled."""
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await super().drain()
+        except TimeoutError:
+            raise Stalled(f"no bytes read for {self._stall_s:g} s") from None
 
     def resume_reading(self) -> None:
         if not self.is_held:
@@ -58,7 +74,7 @@ class _HeldFlow(FlowControl):
 
 class HttpConnection(HttpToolsProtocol):
     transport: Transport
-    flow: _HeldFlow
+    flow: _BoundedFlow
 
     def __init__(self, config: uvicorn.Config, state: ServerState, limits: WaitLimits, slots: ConnectionSlots) -> None:
         super().__init__(config=config, server_state=state, app_state={})
@@ -74,7 +90,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = _HeldFlow(transport)
+        self.flow = _BoundedFlow(transport, self._limits.stall_s)
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -75,7 +75,6 @@ class Guard:
         app: ASGIApp,
         access: Access,
         sites: SiteRules,
-        stall_s: float,
         refused: Callable[[str, BatonError], None],
     ) -> None:
         """Wrap `app`. `sites`: rules for Host and Origin headers, for a router without API keys. `refused`: called with
@@ -84,7 +83,6 @@ class Guard:
         self._app = app
         self._access = access
         self._sites = sites
-        self._stall_s = stall_s
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,7 +97,7 @@ class Guard:
             problem.dialect = dialect_of(scope["path"])
             problem.ends_connection = True  # the connection must close, since the body is not read
             with suppress(Stalled):
-                await refuse(problem, receive, send, {}, self._stall_s)
+                await refuse(problem, receive, send, {})
             return
         await self._app(scope, receive, send)
 
@@ -123,11 +121,10 @@ def _unreported(*call_and_end: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HttpTransport:
-    """Reader and parser of bodies, and time limit of stalled clients, shared by all routes."""
+    """Reader and parser of bodies, shared by all routes."""
 
     bodies: BodyReader
     parser: Parser
-    stall_s: float
 
 
 class PostEndpoint(ABC):
@@ -149,7 +146,7 @@ class PostEndpoint(ABC):
         current_request_id.set(call.request_id)
         current_call.set(call)
         headers_sent = {REQUEST_ID_HEADER: call.request_id}
-        stall_s, dialect = self.transport.stall_s, dialect_of(scope["path"])
+        dialect = dialect_of(scope["path"])
         try:
             try:
                 check_upgrade(headers)
@@ -160,13 +157,13 @@ class PostEndpoint(ABC):
                 problem.dialect = dialect
                 self._ended(call, _end_of(problem))
                 self._observe(call, problem)
-                await refuse(problem, receive, send, headers_sent, stall_s)
+                await refuse(problem, receive, send, headers_sent)
                 release_frames(problem)
         except ClientGone:
             self._ended(call, left(Leave.CLIENT))
             logger.info("client disconnected; the request is cancelled")
-        except Stalled:
-            logger.warning("client stalled: no bytes read for %g s; closing the connection", stall_s)
+        except Stalled as stalled:
+            logger.warning("client stalled: %s; closing the connection", stalled)
             abort_of(scope)()
 
     @abstractmethod
@@ -219,7 +216,7 @@ class Endpoint(PostEndpoint, Generic[Message]):
             reply = await self._answer(message, call)
             if ignored:
                 headers_sent[NOT_ACTED_UPON] = header_value(ignored)
-            await send_reply(reply, send, headers_sent, self.transport.stall_s, call.reader)
+            await send_reply(reply, send, headers_sent, call.reader)
         except BatonError as error:
             raise problem_of(error, names_of(message)) from error
 
@@ -238,13 +235,11 @@ class QueryEndpoint:
     def __init__(
         self,
         answer: Callable[[Scope], Awaitable[Reply]],
-        stall_s: float,
         parameters: Collection[str] = (),
         methods: Sequence[str] = ("GET", "HEAD"),
     ) -> None:
         """Create the endpoint. `parameters`: names of accepted query parameters."""
         self._answer = answer
-        self._stall_s = stall_s
         self._parameters = parameters
         self._methods = methods
 
@@ -259,7 +254,7 @@ class QueryEndpoint:
             reply = _refusal(problem_of(error, {}), scope)
         except Problem as problem:
             reply = _refusal(problem, scope)
-        await send_reply(reply, send, headers, self._stall_s)
+        await send_reply(reply, send, headers)
 
 
 class PostOr:
@@ -277,16 +272,15 @@ class PostOr:
 class UnknownPath:
     """ASGI application for unknown paths: it answers with status 404."""
 
-    def __init__(self, stall_s: float, reasons: Mapping[str, str]) -> None:
+    def __init__(self, reasons: Mapping[str, str]) -> None:
         """Create the application. `reasons`: by path of another server's API, why it is not served here."""
-        self._stall_s = stall_s
         self._reasons = reasons
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, reason = scope["path"], self._reasons.get(scope["path"])
         message = f"unknown path {path[:200]}" + (f": {reason}" if reason else "")
         problem = Problem(HTTPStatus.NOT_FOUND, message, code="unknown_path")
-        await send_reply(_refusal(problem, scope), send, {}, self._stall_s)
+        await send_reply(_refusal(problem, scope), send, {})
 
 
 def _refusal(problem: Problem, scope: Scope) -> FullReply:

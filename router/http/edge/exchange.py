@@ -126,7 +126,7 @@ Reply = FullReply | StreamedReply
 
 
 class Stalled(Exception):
-    """Error: the client read nothing of its answer for too long."""
+    """Error: the client read nothing of its answer for too long. The message says for how long."""
 
 
 def json_reply(content: Any, status: HTTPStatus = HTTPStatus.OK) -> FullReply:
@@ -146,48 +146,46 @@ def problem_reply(problem: Problem) -> FullReply:
     return FullReply(problem.body, problem.status, headers=headers)
 
 
-async def send_reply(
-    reply: Reply, send: Send, headers: Fields, stall_s: float, reader: CallReader | None = None
-) -> None:
+async def send_reply(reply: Reply, send: Send, headers: Fields, reader: CallReader | None = None) -> None:
     """Send the reply. `reader`: state of the call, used only for a stream. Raises: Stalled.
 
     An exception from the first chunk of a stream is raised before anything is sent.
     """
     if isinstance(reply, FullReply):
-        await _send_full(reply, send, headers, stall_s)
+        await _send_full(reply, send, headers)
         return
     async with aclosing(reply.chunks) as chunks:
         first = await anext(chunks)
         shaped = {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
         try:
-            await _send(send, _head(HTTPStatus.OK, reply.media_type, shaped), stall_s)
-            await _send(send, {"type": "http.response.body", "body": first, "more_body": True}, stall_s)
+            await send(_head(HTTPStatus.OK, reply.media_type, shaped))
+            await send({"type": "http.response.body", "body": first, "more_body": True})
             async for chunk in chunks:
-                await _send(send, {"type": "http.response.body", "body": chunk, "more_body": True}, stall_s)
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except Stalled:
             if reader is not None:
                 reader.leaves = Leave.STALLED
             raise
-    await _send(send, {"type": "http.response.body", "body": b""}, stall_s)
+    await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_full(reply: FullReply, send: Send, headers: Fields, stall_s: float, more_body: bool = False) -> None:
+async def _send_full(reply: FullReply, send: Send, headers: Fields, more_body: bool = False) -> None:
     sized = {**headers, **reply.headers, "content-length": str(len(reply.body))}
-    await _send(send, _head(reply.status, reply.media_type, sized), stall_s)
-    await _send(send, {"type": "http.response.body", "body": reply.body, "more_body": more_body}, stall_s)
+    await send(_head(reply.status, reply.media_type, sized))
+    await send({"type": "http.response.body", "body": reply.body, "more_body": more_body})
 
 
-async def refuse(problem: Problem, receive: Receive, send: Send, headers: Fields, stall_s: float) -> None:
+async def refuse(problem: Problem, receive: Receive, send: Send, headers: Fields) -> None:
     """Send an error. If the body was not read, it is read and dropped for up to 2 s: closing a connection with unread
     bytes would lose the error.
     """
-    await _send_full(problem_reply(problem), send, headers, stall_s, more_body=True)
+    await _send_full(problem_reply(problem), send, headers, more_body=True)
     if problem.ends_connection and problem.status is not HTTPStatus.REQUEST_TIMEOUT:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):
                 while (await receive()).get("more_body", False):
                     continue
-    await _send(send, {"type": "http.response.body", "body": b""}, stall_s)
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
@@ -208,15 +206,6 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         continue
-
-
-async def _send(send: Send, message: dict[str, Any], stall_s: float) -> None:
-    """Send an ASGI message. Waits up to `stall_s` if the client has too many unread bytes. Raises: Stalled."""
-    try:
-        async with asyncio.timeout(stall_s):
-            await send(message)
-    except TimeoutError:
-        raise Stalled from None
 
 
 def _head(status: HTTPStatus, media_type: str, headers: Fields) -> dict[str, Any]:

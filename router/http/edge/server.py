@@ -68,7 +68,7 @@ class HttpServer:
             proxy_headers=False,
         )
         self._limits = limits
-        self._wait_limits = WaitLimits(limits.head_s, limits.idle_s)
+        self._wait_limits = WaitLimits(limits.head_s, limits.idle_s, limits.stall_s)
         self._tls = tls
         self._tls_context: ssl.SSLContext | None = None
         self._state = ServerState()

@@ -172,8 +172,8 @@ async def test_the_reader_of_a_stream_that_nobody_takes_has_stalled() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
         if len(sent) == 3:
-            await asyncio.Event().wait()
+            raise Stalled
 
     with pytest.raises(Stalled):
-        await send_reply(StreamedReply(chunks()), send, {}, stall_s=0.0, reader=reader)
+        await send_reply(StreamedReply(chunks()), send, {}, reader=reader)
     assert (len(sent), why) == (3, [Leave.STALLED])

@@ -65,13 +65,14 @@ def _sizes(options: PlanOptions) -> _Sizes:
     import torch
 
     from baton.engine.config.model_config import ModelError
-    from baton.engine.load import check_format
+    from baton.engine.load import check_format, check_tensors
     from baton.engine.prepare import ModelOptions, resolve_dtype, resolve_layout, weights_of
-    from baton.engine.weights.files import has_weights, planned_weights
+    from baton.engine.weights.files import planned_weights
     from baton.engine.weights.formats import weight_format
     from baton.engine.weights.model_shape import read_model_shape
     from baton.text.tokenizer.checkpoint_tokenizer import TokenizerRefused, read_tokenizer
     from baton.text.tokenizer.convert import has_tokenizer
+    from baton.text.weight_files import stores_weights
 
     folder = config_folder(options.model)
     on_gpu = options.device is DeviceChoice.CUDA or (options.device is DeviceChoice.AUTO and torch.cuda.is_available())
@@ -93,10 +94,11 @@ def _sizes(options: PlanOptions) -> _Sizes:
         layout = resolve_layout(asked, shape.config)
         format = weight_format(folder, options.quantize)
         check_format(shape.config, format)
-        if has_weights(folder) or has_tokenizer(folder):
+        if stores_weights(folder) or has_tokenizer(folder):
             read_tokenizer(folder)  # the server would refuse the checkpoint
-        if has_weights(folder):
+        if stores_weights(folder):
             weight_bytes = weights_of(asked, shape.config, format, dtype).size_bytes
+            check_tensors(folder, shape.config)
         else:
             weight_bytes = planned_weights(folder, shape.tensors, options.quantize, dtype.itemsize).size_bytes
     except (ModelError, TokenizerRefused) as error:

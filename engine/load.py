@@ -68,7 +68,7 @@ from baton.engine.parallel.collectives import Collectives
 from baton.engine.parallel.model import parallel_part
 from baton.engine.parallel.shard import ALONE, Shard, shard_config, shard_convolution, shard_delta
 from baton.engine.weights.files import weight_files
-from baton.engine.weights.formats import CUT, WITH_INT8_HEAD, WeightFormat, weight_format
+from baton.engine.weights.formats import CUT, WITH_INT8_HEAD, WeightFormat, stored_format, weight_format
 from baton.engine.weights.gguf_file import dequantise
 from baton.engine.weights.gguf_names import apart
 from baton.engine.weights.pairs import ROTATED, pair_slices
@@ -125,6 +125,24 @@ def load_model(
         if adapters is not None:
             adapters.adopt(plain.adaptable_modules)
         return plain
+
+
+CHECKED = (
+    *(WeightFormat.PLAIN, WeightFormat.FP8_BLOCKS, WeightFormat.FP8_TENSORS, WeightFormat.MXFP4),
+    *(WeightFormat.COMPRESSED, WeightFormat.MODELOPT),
+)
+"""Formats whose tensors can be checked without their content."""
+
+
+@reads(ModelError)
+def check_tensors(folder: Path, config: ModelConfig) -> None:
+    """Check a decoder's tensors as loading does, but read the files' headers only. Raises: ModelError."""
+    format = stored_format(folder)
+    if not isinstance(config, DecoderConfig) or format not in CHECKED:
+        return
+    if config.gemma is None or not config.gemma.scales_layers:  # the scale of a layer is needed as a number
+        backend = MatmulBackend(torch.device("meta"), torch.float32, packed=False)
+        _load_decoder(folder, config, format, backend, progress=False, shard=ALONE)
 
 
 def load_part(

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from baton.text.gguf.folder import folder_of
-from baton.text.gguf.header import PART, SUFFIX, parts_of
+from baton.text.gguf.header import PART, SUFFIX
 from baton.text.host.files import FileRefused
 from baton.text.named_models import NAMED, fetch_named
 from baton.text.tokenizer.checkpoint_tokenizer import read_tokenizer
+from baton.text.weight_files import CONVERT, NOT_READ, PICKLED, SAFETENSORS, gguf_files, is_model, weight_files
 
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 MODEL_FILES = ("*.safetensors", *TOKENIZER_FILES)
@@ -20,12 +21,11 @@ MODEL_FILES = ("*.safetensors", *TOKENIZER_FILES)
 DESCRIBING_FILES = (
     *("config.json", "generation_config.json", "tokenizer*", "tekken.json", "vocab*", "merges.txt", "*.model"),
     *("*.tiktoken", "*.jinja", "chat_template.json", "added_tokens.json", "special_tokens_map.json"),
+    *("modules.json", "*/config.json", "config_sentence_transformers.json", "*sentence_bert_config.json"),
+    *("hf_quant_config.json", "quantize_config.json", "quant_config.json"),
 )
 """Patterns of files to download in order to plan a model: configuration and tokenizer."""
-PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-FILE_KINDS = {".safetensors": "a file of weights", **dict.fromkeys(PICKLED, "a file of pickled weights")}
-CONVERT = "convert it to safetensors, or give the folder or Hugging Face id of the original checkpoint"
-NO_MODELS = ("mmproj", "imatrix")  # parts of names of GGUF files that contain no language model
+FILE_KINDS = {SAFETENSORS: "a file of weights", **dict.fromkeys(PICKLED, "a file of pickled weights")}
 USUAL_QUANTS = ("Q4_K_M", "Q8_0")  # taken if the id names no file, in this order
 
 
@@ -34,7 +34,7 @@ class NoSuchModel(FileRefused):
 
 
 def find_model_folder(given: str, patterns: Sequence[str] = MODEL_FILES) -> Path:
-    """Return the folder of a model. Raises: NoSuchModel, GgufRefused, NotFetched.
+    """Return the folder of a model. Raises: NoSuchModel, WeightsRefused, GgufRefused, NotFetched.
 
     `patterns`: files to download if `given` is the Hugging Face id of a model without GGUF files.
     """
@@ -55,16 +55,14 @@ def find_model_folder(given: str, patterns: Sequence[str] = MODEL_FILES) -> Path
 
 
 def check_complete(folder: Path) -> None:
-    """Check that a folder has the files of a checkpoint, and a tokenizer. Raises: NoSuchModel, TokenizerRefused."""
-    names = {path.name: path.suffix.lower() for path in folder.iterdir()}
-    suffixes, pickled = set(names.values()), [name for name, suffix in names.items() if suffix in PICKLED]
-    if not names:
+    """Check that a folder has the files of a checkpoint, and a tokenizer.
+
+    Raises: NoSuchModel, WeightsRefused, TokenizerRefused.
+    """
+    if not any(folder.iterdir()):
         raise NoSuchModel(f"{folder} is empty; give the folder of a checkpoint")
-    if pickled and not suffixes & {".safetensors", SUFFIX}:
-        raise NoSuchModel(f"{folder / pickled[0]}: {_file_instead(folder / pickled[0])}")
     check_config(folder)
-    if not suffixes & {".safetensors", SUFFIX}:
-        raise NoSuchModel(f"{folder} has no *.safetensors and no *.gguf; other formats are not read")
+    weight_files(folder)
     read_tokenizer(folder)
 
 
@@ -83,13 +81,10 @@ def check_config(folder: Path) -> None:
 
 def _gguf_folder(folder: Path) -> Path | None:
     """Return the checkpoint folder of the GGUF file in `folder`; None if it has a config.json or no GGUF file."""
-    files = sorted(folder.glob(f"*{SUFFIX}"))
-    if not files or (folder / "config.json").exists():
+    if (folder / "config.json").exists():
         return None
-    if set(files) != set(parts_of(files[0])):
-        names = ", ".join(file.name for file in files)
-        raise NoSuchModel(f"has several models ({names}); give one of these files")
-    return folder_of(files[0])
+    files = gguf_files(folder)
+    return folder_of(files[0]) if files else None
 
 
 def _file_instead(path: Path) -> str:
@@ -98,7 +93,7 @@ def _file_instead(path: Path) -> str:
     if kind is None or not path.is_file():
         return "not a folder; give the folder of a checkpoint, with its config.json"
     if path.suffix.lower() in PICKLED:
-        return f"{kind}, which is not read, since loading it would run code; {CONVERT}"
+        return f"{kind}, {NOT_READ}; {CONVERT}"
     if (path.parent / "config.json").is_file():
         return f"{kind}, and a model is its folder; give {path.parent}"
     return f"{kind} without config.json in its folder; give the folder of a complete checkpoint"
@@ -152,7 +147,7 @@ def choose_gguf(files: Sequence[str], chosen: str) -> tuple[str, ...]:
     models: dict[str, list[str]] = {}
     for file in sorted(files):
         name = Path(file).name
-        if name.endswith(SUFFIX) and not any(part in name for part in NO_MODELS):
+        if name.endswith(SUFFIX) and is_model(name):
             part = PART.fullmatch(name)
             models.setdefault(f"{part[1]}{SUFFIX}" if part else name, []).append(file)
     if not models:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from baton.text.host.files import FileRefused, read_json, reads
 from baton.text.pooling import Pooling, PoolingKind, sigmoid
@@ -20,11 +20,14 @@ FLAG_PREFIX = "pooling_mode_"
 LAST_TOKEN = Pooling()
 ENCODERS = frozenset({"bert", "camembert", "modernbert", "nomic_bert", "roberta", "xlm-roberta"})
 """Values of `model_type` of encoders, whose tokens attend to all tokens of the input."""
+ENCODERS_IF_STATED = frozenset({"gemma3_text"})
+"""Values of `model_type` of decoders that are encoders with `use_bidirectional_attention`, such as EmbeddingGemma."""
 ENCODERS_WITH_HEADS = ENCODERS - {"modernbert", "nomic_bert"}
 BEHIND_PADDING = frozenset({"camembert", "roberta", "xlm-roberta"})
 """Encoders whose first position is the padding token's id plus one."""
 CLASSIFIER = "ForSequenceClassification"
-ACTIVATIONS = {"torch.nn.modules.activation.Sigmoid": True, "torch.nn.modules.linear.Identity": False}
+IDENTITY = "torch.nn.modules.linear.Identity"
+ACTIVATIONS = {"torch.nn.modules.activation.Sigmoid": True, IDENTITY: False}
 
 
 class ModelKind(StrEnum):
@@ -39,7 +42,13 @@ def model_kind(config: Mapping[str, Any]) -> ModelKind:
     """Return the kind of a checkpoint from the content of config.json."""
     if any(str(name).endswith(CLASSIFIER) for name in config.get("architectures") or ()):
         return ModelKind.RERANKER
-    return ModelKind.ENCODER if config.get("model_type") in ENCODERS else ModelKind.LANGUAGE_MODEL
+    return ModelKind.ENCODER if is_encoder(config) else ModelKind.LANGUAGE_MODEL
+
+
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Return whether config.json describes an encoder."""
+    family, stated = config.get("model_type"), config.get("use_bidirectional_attention")
+    return family in ENCODERS or (family in ENCODERS_IF_STATED and stated is True)
 
 
 def kind_of(folder: Path) -> ModelKind:
@@ -98,6 +107,15 @@ class Prompts:
         return self.texts[chosen]
 
 
+class DenseModule(NamedTuple):
+    """Linear layer after the pooling. `folder`: name of its folder in that of the checkpoint."""
+
+    folder: str
+    inputs: int
+    outputs: int
+    has_bias: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Pooler:
     """Pooling of one checkpoint. A checkpoint with a `score` is a reranker and computes no vectors."""
@@ -109,6 +127,7 @@ class Pooler:
     size: int | None = None  # size of the full vector, if config.json has the usual field
     prompts: Prompts = Prompts()
     kind: ModelKind = ModelKind.LANGUAGE_MODEL
+    dense: tuple[DenseModule, ...] = ()
 
     def check_dimensions(self, dimensions: int, size: int | None) -> None:
         """Check the size of a shortened vector. `size`: size of the full vector, if known. Raises: ValueError."""
@@ -143,8 +162,8 @@ def read_pooler(folder: Path) -> Pooler:
 
 
 def _read_modules(folder: Path, bare: Pooler) -> Pooler:
-    pooling, score, normalises, prompts = LAST_TOKEN, None, False, bare.prompts
-    for module in read_json(folder / "modules.json", PoolingRefused, list):
+    pooling, score, normalises, prompts, dense = LAST_TOKEN, None, False, bare.prompts, list[DenseModule]()
+    for module in read_modules(folder / "modules.json"):
         kind, at = str(module.get("type", "")).rpartition(".")[2], folder / str(module.get("path", ""))
         if not at.resolve().is_relative_to(folder.resolve()):
             raise PoolingRefused(f"{folder / 'modules.json'}: path {str(module['path'])!r} is outside the folder")
@@ -160,9 +179,31 @@ def _read_modules(folder: Path, bare: Pooler) -> Pooler:
                 normalises = True
             case "LogitScore":
                 score = _logit_score(_read(at / "config.json"), at.name)
+            case "Dense" if bare.kind is ModelKind.ENCODER and not normalises:
+                inputs = dense[-1].outputs if dense else bare.size
+                dense.append(_dense(_read(at / "config.json"), str(at.relative_to(folder)), inputs))
             case _:
                 raise PoolingRefused(f"modules.json: the module {kind} of the checkpoint is not served")
-    return replace(bare, pooling=pooling, normalises=normalises, score=score, prompts=prompts)
+    made = replace(bare, pooling=pooling, normalises=normalises, score=score, prompts=prompts, dense=tuple(dense))
+    return replace(made, size=dense[-1].outputs) if dense else made
+
+
+def _dense(config: Mapping[str, Any], folder: str, inputs: int | None) -> DenseModule:
+    """Return a linear layer that reads `inputs` numbers. Raises: PoolingRefused."""
+    stated, outputs, activation = (config.get(name) for name in ("in_features", "out_features", "activation_function"))
+    if stated != inputs or not isinstance(inputs, int) or not isinstance(outputs, int) or outputs < 1:
+        raise PoolingRefused(f"{folder}/config.json: in_features {stated!r} and out_features {outputs!r} do not fit")
+    if activation != IDENTITY:
+        raise PoolingRefused(f"{folder}/config.json: activation_function {activation!r} is not served, only {IDENTITY}")
+    return DenseModule(folder, inputs, outputs, config.get("bias", True) is True)
+
+
+def read_modules(path: Path) -> list[dict[str, Any]]:
+    """Return the modules of a checkpoint of sentence-transformers. Raises: PoolingRefused."""
+    modules = read_json(path, PoolingRefused, list)
+    if not all(isinstance(each, dict) for each in modules):
+        raise PoolingRefused(f"{path}: must be an array of objects")
+    return modules
 
 
 def _prompts(folder: Path) -> Prompts:
@@ -187,14 +228,14 @@ def head_score(config: Mapping[str, Any]) -> LogitScore:
     labels = len(config["id2label"]) if config.get("id2label") else config.get("num_labels", 2)
     if labels != 1:
         raise PoolingRefused(f"config.json: a classification head of {labels} labels is not served; it must have 1")
-    if family in ENCODERS - ENCODERS_WITH_HEADS:
+    if is_encoder(config) and family not in ENCODERS_WITH_HEADS:
         raise PoolingRefused(f"config.json: a classification head of model_type {family!r} is not served")
     own = config.get("sentence_transformers")
     stated = own.get("activation_fn") if isinstance(own, dict) else None
     stated = stated or config.get("sbert_ce_default_activation_function")
     if stated is not None and stated not in ACTIVATIONS:
         raise PoolingRefused(f"config.json: the activation {stated} of scores is not served; known: Sigmoid, Identity")
-    kind = PoolingKind.FIRST if family in ENCODERS else PoolingKind.LAST
+    kind = PoolingKind.FIRST if is_encoder(config) else PoolingKind.LAST
     return LogitScore((0,), kind, pair=True, is_probability=stated is None or ACTIVATIONS[stated])
 
 

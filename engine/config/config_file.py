@@ -35,11 +35,12 @@ from baton.engine.config.own_head import has_own_head
 from baton.engine.config.recurrent import FEED_FORWARD, recurrent_config
 from baton.engine.config.rope import rope_config
 from baton.engine.config.spellings import SPELLINGS
-from baton.engine.weights.files import has_head, has_weights
+from baton.engine.weights.files import has_head
 from baton.engine.weights.formats import packed_format
 from baton.kernels.types import SWIGLU_ALPHA, SWIGLU_LIMIT
 from baton.text.host.files import reads
-from baton.text.pooler_files import ENCODERS, ModelKind, PoolingRefused, head_score, model_kind
+from baton.text.pooler_files import ModelKind, PoolingRefused, head_score, is_encoder, model_kind, read_pooler
+from baton.text.weight_files import has_weights
 
 CHUNKED = "chunked_attention"
 LAYER_KINDS = ("full_attention", "sliding_attention")
@@ -65,6 +66,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     Raises: ModelError for missing fields, and for a model that neither the decoder nor transformers' code can serve.
     """
     config = _read(folder)
+    read_pooler(folder)  # vectors of a checkpoint whose pooling is unreadable would be wrong
     if isinstance(config, DecoderConfig) and config.tie_word_embeddings and has_own_head(folder):
         return replace(config, tie_word_embeddings=False)
     return config
@@ -73,8 +75,8 @@ def read_model_config(folder: Path) -> ModelConfig:
 def _read(folder: Path) -> ModelConfig:
     raw = read_json(folder / CONFIG_FILE)
     check_numbers(folder / CONFIG_FILE, raw)
-    packed = packed_format(raw)
-    if raw.get("model_type") in ENCODERS:
+    packed = packed_format(folder)
+    if is_encoder(raw):
         from baton.engine.config.encoders import encoder_config
 
         return encoder_config(folder)
@@ -95,7 +97,7 @@ def _read(folder: Path) -> ModelConfig:
             tied = _is_tied(folder, raw.get("tie_word_embeddings"), config, decoder.tie_word_embeddings)
             return replace(decoder, is_text_part=True, tie_word_embeddings=tied)
     if packed is not None:
-        raise ModelError(f"config.json: quantization_config is supported for {', '.join(FAMILIES)} only")
+        raise ModelError(f"config.json: quantised weights are supported for {', '.join(FAMILIES)} only")
     from baton.engine.models.transformers_config import transformers_config
 
     return transformers_config(config, eos_token_ids)

@@ -6,21 +6,18 @@ from typing import Any
 from baton.engine.config.model_config import EncoderConfig, ModelError, read_json
 from baton.engine.config.resolved_config import fields_of, read_transformers_config
 from baton.engine.config.rope import per_sequence_fault
-from baton.text.pooler_files import BEHIND_PADDING, PoolingRefused, read_pooler
+from baton.text.pooler_files import BEHIND_PADDING, read_pooler
 
 
 def encoder_config(folder: Path) -> EncoderConfig:
-    """Read the configuration of an encoder. Raises: ModelError."""
+    """Read the configuration of an encoder. Raises: ModelError, PoolingRefused."""
     config: Any = read_transformers_config(folder)
     family, fields = str(config.model_type), fields_of(config)
     if fields.get("is_decoder"):
         raise ModelError(f"config.json: is_decoder must be false: model_type {family!r} is served as an encoder")
     if fault := per_sequence_fault(fields.get("rope_parameters")):
         raise ModelError(f"config.json: {fault}")
-    try:
-        pooler = read_pooler(folder)
-    except PoolingRefused as error:
-        raise ModelError(f"{folder}: {error}") from error
+    pooler = read_pooler(folder)
     padding_id = config.pad_token_id if family in BEHIND_PADDING else None
     return EncoderConfig(
         family=family,

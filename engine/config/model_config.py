@@ -6,7 +6,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from baton.engine.weights.names import BACKBONE, text_name
+from baton.engine.weights.names import ELSEWHERE, text_name
 from baton.kernels.types import Routing
 from baton.text.host import files
 
@@ -411,10 +411,10 @@ class DecoderConfig(ModelConfig):
         return None if self.latent is None else self.latent.rank
 
     def tensor_name(self, stored: str) -> str | None:
-        name = text_name(stored) if self.is_text_part or stored.startswith(BACKBONE) else stored
+        name = text_name(stored) if self.is_text_part or stored.startswith(ELSEWHERE) else stored
         beyond = range(self.num_layers, self.num_layers + self.unused_layers)
-        drafting = ("mtp.",) if self.recurrent is not None else ()
-        unused = (*(f"model.layers.{index}." for index in beyond), *drafting, *self.unused_projections)
+        others = ("mtp.", "model.visual.") if self.recurrent is not None else ()  # ignored by transformers too
+        unused = (*(f"model.layers.{index}." for index in beyond), *others, *self.unused_projections)
         return None if name is None or name.startswith(unused) else name
 
     @property

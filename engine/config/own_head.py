@@ -12,15 +12,19 @@ from safetensors import safe_open
 from baton.engine.config.model_config import ModelError
 from baton.engine.weights.names import text_name
 from baton.text.host.files import reading
+from baton.text.weight_files import has_weights, is_gguf, weight_files
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 ROWS = 1 << 12  # rows compared at a time
 
 
 def has_own_head(folder: Path) -> bool:
-    """Return whether a checkpoint has both an embedding and a head with different weights. Raises: ModelError."""
+    """Return whether a checkpoint has both an embedding and a head with different weights.
+
+    Raises: ModelError, WeightsRefused.
+    """
     found: dict[str, tuple[Path, str]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder) if has_weights(folder) and not is_gguf(folder) else ():
         with reading(path, ModelError), safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118 -- not a mapping
                 if (own := text_name(name)) in (HEAD, EMBEDDING):
@@ -34,6 +38,6 @@ def has_own_head(folder: Path) -> bool:
 
 def _are_equal(one: Any, other: Any) -> bool:
     shape = one.get_shape()
-    if shape != other.get_shape() or not shape:
+    if shape != other.get_shape() or one.get_dtype() != other.get_dtype() or not shape:
         return False
     return all(torch.equal(one[row : row + ROWS], other[row : row + ROWS]) for row in range(0, shape[0], ROWS))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from transformers import AttentionInterface, AutoModel, AutoModelForSequenceClassification
 from transformers.initialization import no_init_weights
 
@@ -19,9 +20,11 @@ from baton.engine.config.resolved_config import read_transformers_config
 from baton.engine.models.batch import Batch, make_batch
 from baton.engine.models.transformers_checkpoint import load_whole
 from baton.engine.request import Chunk
-from baton.engine.weights.formats import gguf_files, is_gguf
 from baton.engine.weights.gguf_encoder import GgufEncoderWeights
 from baton.kernels.types import KvPages
+from baton.text.host.files import reading
+from baton.text.pooler_files import DenseModule, read_pooler
+from baton.text.weight_files import SINGLE_FILE, gguf_files, is_gguf
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +52,12 @@ def _attention(
     """
     if prompt_lengths is None or attention_mask is not None or getattr(module, "is_causal", False):
         raise ModelError("its layers do not pass keyword arguments to attention, or build their own mask")
-    lengths = list(prompt_lengths)
+    lengths, is_grouped = list(prompt_lengths), query.shape[1] != key.shape[1]
     per_prompt = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
     parts = [
-        F.scaled_dot_product_attention(own, keys, values, attn_mask=_near(own, sliding_window), scale=scaling)
+        F.scaled_dot_product_attention(
+            own, keys, values, attn_mask=_near(own, sliding_window), scale=scaling, enable_gqa=is_grouped
+        )
         for own, keys, values in per_prompt
     ]
     return torch.cat(parts, dim=2).transpose(1, 2), None
@@ -68,14 +73,19 @@ def _near(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
 
 
 class EncoderModel:
-    """Encoder without KV. `loaded`: transformers' model, on its device, with the attention function NAME."""
+    """Encoder without KV. `loaded`: transformers' model, on its device, with the attention function NAME.
 
-    def __init__(self, config: EncoderConfig, loaded: Any) -> None:
+    `dense`: linear layers that sentence-transformers applies to pooled vectors. They are applied to the hidden states
+    of pooled tokens, of which a vector is the mean.
+    """
+
+    def __init__(self, config: EncoderConfig, loaded: Any, dense: Sequence[torch.nn.Linear] = ()) -> None:
         self.config = config
         self.dtype: torch.dtype = loaded.dtype
         self.device: torch.device = loaded.device
         self._loaded = loaded
         self._body = loaded.base_model
+        self._dense = torch.nn.Sequential(*dense)
 
     def hidden(self, batch: Batch, kv: KvPages | None = None) -> torch.Tensor:
         """Compute hidden states of complete prompts. Raises: ValueError for a chunk that does not begin its prompt."""
@@ -96,7 +106,8 @@ class EncoderModel:
         return logits.float()
 
     def normal(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden.float()
+        made: torch.Tensor = self._dense(hidden.float())
+        return made
 
     def check_against_itself(self) -> None:
         """Compare results of two concatenated prompts with transformers' for each prompt alone. Raises: ModelError."""
@@ -153,7 +164,8 @@ def load_encoder(
     AttentionInterface.register(NAME, _attention)
     with progress_bar(progress):
         loaded = _load(folder, config, dtype)
-    model = EncoderModel(config, loaded.to(device).eval())
+    dense = [_dense(folder, each, device) for each in read_pooler(folder).dense]
+    model = EncoderModel(config, loaded.to(device).eval(), dense)
     try:
         with torch.inference_mode():
             model.check_against_itself()
@@ -161,6 +173,16 @@ def load_encoder(
         raise ModelError(f"{config.family} does not run: {error}") from error
     logger.info("%s is an encoder: running transformers' code, in batches without padding", config.family)
     return model
+
+
+def _dense(folder: Path, module: DenseModule, device: torch.device) -> torch.nn.Linear:
+    """Read a linear layer, in float32. Raises: ModelError."""
+    path = folder / module.folder / SINGLE_FILE
+    made = torch.nn.Linear(module.inputs, module.outputs, module.has_bias, device="meta")
+    with reading(path, ModelError):
+        stored = load_file(path, str(device))
+        made.load_state_dict({name.removeprefix("linear."): each.float() for name, each in stored.items()}, assign=True)
+    return made
 
 
 def _load(folder: Path, config: EncoderConfig, dtype: torch.dtype) -> Any:

@@ -2,7 +2,9 @@
 
 compressed-tensors (llm-compressor): `weight` in int8 or E4M3 with `weight_scale` per tensor or output, and
 `weight_packed` with codes of 4 or 8 bits and scales per group; https://github.com/vllm-project/compressed-tensors.
-vLLM's and AutoFP8's FP8 is stored likewise. bitsandbytes: NF4 and FP4 codes with `absmax` per block, perhaps quantised
+vLLM's, AutoFP8's and ModelOpt's FP8 is stored likewise; DeepSeek's and that of transformers with `weight_scale_inv`,
+which is no inverse, of a matrix or its blocks. ModelOpt's NVFP4 has codes in `weight`, and `weight_scale_2`;
+https://github.com/NVIDIA/Model-Optimizer. bitsandbytes: NF4 and FP4 codes with `absmax` per block, perhaps quantised
 themselves, and int8 with `SCB`; https://github.com/bitsandbytes-foundation/bitsandbytes, functional.py. Inputs are not
 rounded as the recipes say: products with unrounded inputs are nearer to those of the original weights.
 """
@@ -14,38 +16,57 @@ import torch
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.weights.experts import StoredTensors
-from baton.engine.weights.weight import Fp8Weight, Int4Weight, Int8Weight, PlainWeight, Weight
+from baton.engine.weights.weight import BlockFp8Weight, Fp8Weight, Int4Weight, Int8Weight, PlainWeight, Weight
 from baton.kernels.types import E2M1, ZERO_PARTS
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+SCALES = (*FLOATS, torch.float8_e8m0fnu)
 CODES = (torch.int8, torch.float8_e4m3fn)
 SCALE, PACKED, ABSMAX, ROW_SCALES = "weight_scale", "weight_packed", "weight.absmax", "SCB"
-UNUSED_ENDS = ("input_scale", "input_zero_point", "output_scale", "k_scale", "v_scale", "weight_shape", "weight_format")
+SCALE_INV, ZEROS = "weight_scale_inv", "weight_zero_point"
+UNUSED_ENDS = (
+    *("input_scale", "input_zero_point", "activation_scale", "output_scale", "q_scale", "k_scale", "v_scale"),
+    *("input_global_scale", "weight_shape", "weight_format"),
+)
 """Ends of the names of tensors that describe inputs, KV or shapes, which are not needed here."""
 BNB_STATE = "weight.quant_state.bitsandbytes__"
 BNB_INT8_LARGEST = 127.0
 GLOBAL_SCALE = "weight_global_scale"
+SECOND_SCALE = "weight_scale_2"  # ModelOpt's reciprocal of GLOBAL_SCALE
 EXPONENT_BIAS = 127
 
 
 def is_quantised_here(tensors: StoredTensors, module: str) -> bool:
     """Return whether a checkpoint has a projection in one of these forms."""
-    return any(tensors.has(f"{module}.{end}") for end in (SCALE, PACKED, ABSMAX, ROW_SCALES))
+    return any(tensors.has(f"{module}.{end}") for end in (SCALE, SCALE_INV, PACKED, ABSMAX, ROW_SCALES))
 
 
-def read_quantised(tensors: StoredTensors, module: str, outputs: int, inputs: int, dtype: torch.dtype) -> Weight:
-    """Read a projection without its bias. Raises: ModelError. `dtype`: compute dtype, of weights that are expanded."""
+def read_quantised(
+    tensors: StoredTensors, module: str, outputs: int, inputs: int, dtype: torch.dtype, block: tuple[int, int]
+) -> Weight:
+    """Read a projection without its bias. Raises: ModelError.
+
+    `dtype`: compute dtype, of weights that are expanded. `block`: outputs and inputs per scale of FP8 in blocks.
+    """
     if tensors.has(f"{module}.{PACKED}"):
         return _packed(tensors, module, outputs, inputs, dtype)
+    if tensors.has(f"{module}.{SECOND_SCALE}"):
+        return PlainWeight(_fp4(tensors, module, outputs, inputs).to(dtype))
     if tensors.has(f"{module}.{ABSMAX}"):
         return PlainWeight(_bitsandbytes(tensors, module, outputs, inputs).to(dtype))
     numbers = tensors.take(f"{module}.weight", CODES, outputs, inputs)
     if tensors.has(f"{module}.{ROW_SCALES}"):
         return Int8Weight(numbers, tensors.take(f"{module}.{ROW_SCALES}", FLOATS, outputs).float() / BNB_INT8_LARGEST)
-    stated = tensors.shape(f"{module}.{SCALE}")
+    name = f"{module}.{SCALE if tensors.has(f'{module}.{SCALE}') else SCALE_INV}"
+    stated, blocks = tensors.shape(name), (-(-outputs // block[0]), -(-inputs // block[1]))
+    if block != (1, 1) and stated == blocks:
+        return BlockFp8Weight(numbers, tensors.take(name, SCALES, *blocks).float(), block)
     if math.prod(stated) not in (1, outputs):
-        raise ModelError(f"{module}.{SCALE} is {list(stated)}; supported are one scale, and one per output")
-    scales = tensors.take(f"{module}.{SCALE}", FLOATS, *stated).float().reshape(-1).expand(outputs).contiguous()
+        raise ModelError(f"{name} is {list(stated)}; supported are one scale, one per output, and one per stated block")
+    scales = tensors.take(name, SCALES, *stated).float().reshape(-1).expand(outputs).contiguous()
+    if tensors.has(f"{module}.{ZEROS}"):
+        zeros = tensors.take(f"{module}.{ZEROS}", CODES, *tensors.shape(f"{module}.{ZEROS}")).float().view(-1, 1)
+        return PlainWeight(((numbers.float() - zeros) * scales[:, None]).to(dtype))
     return (Int8Weight if numbers.dtype == torch.int8 else Fp8Weight)(numbers, scales)
 
 
@@ -62,8 +83,8 @@ def _packed(tensors: StoredTensors, module: str, outputs: int, inputs: int, dtyp
     scales = tensors.take(f"{module}.{SCALE}", FLOATS, outputs, groups)
     middle = 1 << (bits - 1)
     zeros = torch.full_like(scales, middle, dtype=torch.uint8)
-    if tensors.has(f"{module}.weight_zero_point"):
-        stored = tensors.take(f"{module}.weight_zero_point", (torch.int32,), -(-outputs * bits // 32), groups)
+    if tensors.has(f"{module}.{ZEROS}"):
+        stored = tensors.take(f"{module}.{ZEROS}", (torch.int32,), -(-outputs * bits // 32), groups)
         zeros = _unpacked(stored.T, bits).T[:outputs].contiguous()
     order = None
     if tensors.has(f"{module}.weight_g_idx"):
@@ -81,11 +102,15 @@ def _packed(tensors: StoredTensors, module: str, outputs: int, inputs: int, dtyp
 
 def _fp4(tensors: StoredTensors, module: str, outputs: int, inputs: int) -> torch.Tensor:
     """Dequantise E2M1 codes to float32: NVFP4 with E4M3 scales and one scale of these, or MXFP4 with exponents."""
-    stored = tensors.take(f"{module}.{PACKED}", (torch.uint8,), outputs, inputs // 2)
+    codes = f"{module}.{PACKED}" if tensors.has(f"{module}.{PACKED}") else f"{module}.weight"
+    stored = tensors.take(codes, (torch.uint8,), outputs, inputs // 2)
     groups = tensors.shape(f"{module}.{SCALE}")[1]
     scales = tensors.take(f"{module}.{SCALE}", (torch.float8_e4m3fn, torch.uint8), outputs, groups)
     if scales.dtype == torch.uint8:
         factors = torch.ldexp(torch.ones(scales.shape, device=scales.device), scales.int() - EXPONENT_BIAS)
+    elif tensors.has(f"{module}.{SECOND_SCALE}"):
+        second = tensors.take(f"{module}.{SECOND_SCALE}", FLOATS, *tensors.shape(f"{module}.{SECOND_SCALE}"))
+        factors = scales.float() * second.float()
     else:
         factors = scales.float() / tensors.take(f"{module}.{GLOBAL_SCALE}", (torch.float32,), 1)
     numbers = torch.tensor(E2M1, device=stored.device)[torch.stack((stored & 15, stored >> 4), dim=-1).flatten(1).int()]

@@ -10,15 +10,13 @@ from typing import NamedTuple
 
 from safetensors import safe_open
 
-from baton.engine.config.model_config import ModelError, read_json
+from baton.engine.config.model_config import CONFIG_FILE, ModelError, read_json
 from baton.engine.weights.formats import (
-    INDEX_FILE,
     MADE_WHILE_LOADING,
-    SINGLE_FILE,
+    SETTINGS_FILES,
     WeightFormat,
-    gguf_files,
-    is_gguf,
-    quantization_fields,
+    packed_format,
+    quantization_settings,
     weight_format,
 )
 from baton.engine.weights.gguf_file import CODED, PLAIN_DTYPES
@@ -27,6 +25,8 @@ from baton.engine.weights.weight import GROUP_INPUTS, is_quantisable
 from baton.text.gguf.header import SUFFIX as GGUF_SUFFIX
 from baton.text.gguf.header import GgufTensor, TensorType, read_header, read_model_header
 from baton.text.host.files import reading, reads
+from baton.text.weight_files import is_gguf
+from baton.text.weight_files import weight_files as weight_files_of
 
 SAMPLE_BYTES = 64 * 1024
 SAMPLES_PER_FILE = 64
@@ -36,28 +36,8 @@ UNINFORMATIVE_FIELDS = ("transformers_version", "_name_or_path", "dtype", "torch
 
 @reads(ModelError)
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files with the weights: all safetensors files of the index, or the only one, or else the GGUF file."""
-    index = folder / INDEX_FILE
-    if not index.exists():
-        if (folder / SINGLE_FILE).is_file():
-            return (folder / SINGLE_FILE,)
-        if is_gguf(folder):
-            return gguf_files(folder)
-        raise ModelError(
-            f"{folder}: neither {SINGLE_FILE}, {INDEX_FILE} nor a *{GGUF_SUFFIX}; only safetensors and GGUF are read"
-        )
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise ModelError(f"{index}: weight_map is missing")
-    names = sorted({str(name) for name in weight_map.values()})
-    for name in names:
-        if Path(name).name != name or not (folder / name).is_file():
-            raise ModelError(f"{index}: names {name!r}, which is not a file in this folder")
-    return tuple(folder / name for name in names)
-
-
-def has_weights(folder: Path) -> bool:
-    return (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists() or is_gguf(folder)
+    """Return the files with the weights. Raises: ModelError."""
+    return weight_files_of(folder)
 
 
 @reads(ModelError)
@@ -111,6 +91,9 @@ EMBEDDINGS = (
 )
 HEADS = ("lm_head.weight", "output.weight")
 WORD_BYTES = 4
+CODES = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I32", "U32")  # dtypes of quantised weights
+WEIGHTS = (".weight", ".qweight", ".weight_packed")
+STATES = " nor ".join((CONFIG_FILE, *SETTINGS_FILES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +174,9 @@ def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str,
     format = weight_format(folder, quantize)
     if format is WeightFormat.GGUF:
         return PlannedWeights(format, loaded_bytes(folder, format, number_bytes).total)
-    group_inputs = _stored_group_inputs(folder) or GROUP_INPUTS
-    return PlannedWeights(format, sum(each.loaded_bytes(format, number_bytes, group_inputs) for each in tensors))
+    group_inputs, packed = _stored_group_inputs(folder) or GROUP_INPUTS, packed_format(folder)
+    kept = format if packed is None or packed.size_of is None else packed.size_of
+    return PlannedWeights(format, sum(each.loaded_bytes(kept, number_bytes, group_inputs) for each in tensors))
 
 
 @reads(ModelError)
@@ -219,6 +203,8 @@ def loaded_bytes(
         for stored, tensor in read_safetensors_header(path).items():
             if (name := name_of(stored)) is None:
                 continue
+            if format in (WeightFormat.PLAIN, *MADE_WHILE_LOADING) and tensor.dtype in CODES and name.endswith(WEIGHTS):
+                raise ModelError(f"{path}: {stored} is {tensor.dtype}, but neither {STATES} says how it is quantised")
             kept_bytes = 2 if packed and tensor.dtype == "BF16" else number_bytes
             if tensor.dtype in ("F8_E4M3", "I8") and is_quantisable(name.removesuffix(".weight")):
                 kept_bytes = 1
@@ -252,8 +238,9 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _stored_group_inputs(folder: Path) -> int | None:
-    """Return the inputs per group of an AWQ or GPTQ checkpoint; None if config.json has none, or a row is one group."""
-    fields = quantization_fields(read_json(folder / "config.json")) or {}
+    """Return the inputs per group of an AWQ or GPTQ checkpoint; None if it states none, or a row is one group."""
+    settings = quantization_settings(folder)
+    fields = {} if settings is None else settings.fields
     size = int(fields.get("group_size", fields.get("q_group_size")) or 0)
     return size if size > 0 else None
 

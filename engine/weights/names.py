@@ -2,7 +2,8 @@
 
 import re
 
-BACKBONE = "backbone."  # in place of `model.` in checkpoints of Nemotron-H
+ELSEWHERE = ("backbone.", "model.language_model.")
+"""Prefixes in place of `model.`: of Nemotron-H, and of text parts with a config.json of their own."""
 _BODY = re.compile(
     r"(?:thinker\.)?(?:model\.)?(?:(?:language_model|text_model|llm)\.)?(?:(?:model|backbone)\.)?(?P<name>.+)"
 )

@@ -32,7 +32,7 @@ class PairsApart:
         module, _, kind = name.rpartition(".")
         if not module.endswith(ROTATED) or tensor.numel() == 1:
             return tensor
-        if kind not in _BY_OUTPUT:
+        if kind not in _BY_OUTPUT or len(tensor) % self.head_dim:
             raise ModelError(f"tensor {name}: in this family, quantised queries and keys need scales per output")
         apart: torch.Tensor = tensor.unflatten(0, (-1, self.head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
         return apart

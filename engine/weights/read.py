@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from baton.engine.config.model_config import DecoderConfig, LatentConfig, ModelError, read_json
+from baton.engine.config.model_config import DecoderConfig, LatentConfig, ModelError
 from baton.engine.parallel.shard import Shard
 from baton.engine.weights.compressed import UNUSED_ENDS, is_quantised_here, read_quantised
 from baton.engine.weights.experts import ExpertsApart, StoredTensors
@@ -43,7 +43,6 @@ from baton.engine.weights.pairs import PairsApart
 from baton.engine.weights.weight import (
     GROUP_INPUTS,
     QUANTISERS,
-    BlockFp8Weight,
     Fp4Weight,
     GgufWeight,
     Int4Weight,
@@ -61,9 +60,25 @@ from baton.text.gguf.header import GgufTensor, TensorType, read_model_header
 
 logger = logging.getLogger(__name__)
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "I64": torch.int64,
+    "BOOL": torch.bool,
+}
+"""Types by their names in safetensors files."""
 BODY = "model."
 EMBEDDING, HEAD = f"{BODY}embed_tokens.weight", "lm_head.weight"
-BLOCK_SCALES = "weight_scale_inv"  # suffix of tensors with the scales of fp8 blocks
 PER_WORD = 8
 # For each of the eight columns in an AWQ word: index of its nibble; index 0 is the lowest nibble.
 AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -112,12 +127,13 @@ def open_weights(
 ) -> Iterator[WeightSource]:
     """Open a checkpoint. Raises: ModelError, also on exit if the model left a tensor unread, except a tied head.
 
-    A progress bar is shown on a terminal; with `progress`, also elsewhere.
+    A progress bar is shown on a terminal; with `progress`, also elsewhere. On the meta device, tensors are not read.
     """
     files, ignored = weight_files(folder), {HEAD} if config.tie_word_embeddings else set()
     total = sum(file.stat().st_size for file in files)
+    is_hidden = True if device.type == "meta" else False if progress else None
     with ExitStack() as stack:
-        bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=False if progress else None)
+        bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=is_hidden)
         stack.enter_context(bar)
         if format is WeightFormat.GGUF:
             gguf = GgufWeights(files[0], config, dtype, device)
@@ -131,7 +147,7 @@ def open_weights(
             if others:
                 parts = ", ".join(sorted(set(map(other_part, others))))
                 logger.info("reading the text part only: %d tensors of %s are left out", len(others), parts)
-            packed = packed_format(read_json(folder / "config.json"))
+            packed = packed_format(folder)
             experts = config.experts
             tensors: StoredTensors = PairsApart(stored, config.head_dim) if config.rotates_pairs else stored
             if experts is not None:
@@ -189,7 +205,7 @@ class CheckpointTensors:
         return tuple(self._open(name).get_slice(self._stored_names[name]).get_shape())
 
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
-        stored: torch.Tensor = self._open(name).get_tensor(self._stored_names[name])
+        stored = self._stored(name)
         if stored.shape != shape:
             raise ModelError(f"tensor {name} is {list(stored.shape)}, config.json implies {list(shape)}")
         if stored.dtype not in dtypes:
@@ -197,6 +213,14 @@ class CheckpointTensors:
         del self._files[name]
         self._bar.update(stored.nbytes)
         return stored.to(self._device)
+
+    def _stored(self, name: str) -> torch.Tensor:
+        file, own = self._open(name), self._stored_names[name]
+        if self._device.type == "meta":
+            described = file.get_slice(own)
+            return torch.empty(described.get_shape(), dtype=DTYPES[described.get_dtype()], device=self._device)
+        tensor: torch.Tensor = file.get_tensor(own)
+        return tensor
 
     def _open(self, name: str) -> Any:
         file = self._files.get(name)
@@ -238,6 +262,7 @@ class CheckpointWeights:
         self._format = format
         self._group_inputs = GROUP_INPUTS if format in GROUPED else 1
         self._packed = packed
+        self._block = (1, 1) if packed is None else packed.block
         self._dtype = dtype
         self._shard = shard
 
@@ -339,32 +364,18 @@ class CheckpointWeights:
         order = self._column_order(module, inputs, groups)
         return Int4Weight(codes if order is None else codes[:, order], scales, zeros, order, own_bias)
 
-    def _read_blocks(self, module: str, outputs: int, inputs: int, bias: bool) -> BlockFp8Weight:
-        """Read an fp8 weight and the scales of its blocks. Raises: ModelError."""
-        height, width = self._packed.block if self._packed is not None else (1, 1)
-        numbers = self._tensors.take(f"{module}.weight", (torch.float8_e4m3fn,), outputs, inputs)
-        blocks = (-(-outputs // height), -(-inputs // width))
-        scales = self._tensors.take(f"{module}.{BLOCK_SCALES}", STORED_DTYPES, *blocks).float()
-        own_bias = self.tensor(f"{module}.bias", outputs) if bias else None
-        return BlockFp8Weight(numbers, scales, (height, width), own_bias)
-
     def _is_quantised(self, module: str) -> bool:
-        tensors = self._tensors
-        return any(tensors.has(f"{module}.{end}") for end in ("qweight", BLOCK_SCALES)) or is_quantised_here(
-            tensors, module
-        )
+        return self._tensors.has(f"{module}.qweight") or is_quantised_here(self._tensors, module)
 
     def _read_alone(self, module: str, outputs: int, inputs: int, bias: bool) -> Weight:
         """Read a projection that the checkpoint stores quantised or plain. Raises: ModelError."""
         if self._tensors.has(f"{module}.qweight"):
             return self._read_packed(module, outputs, inputs, bias)
-        if self._tensors.has(f"{module}.{BLOCK_SCALES}"):
-            return self._read_blocks(module, outputs, inputs, bias)
         own_bias = self.tensor(f"{module}.bias", outputs) if bias else None
         if not is_quantised_here(self._tensors, module):
             numbers = self._tensors.take(f"{module}.weight", STORED_DTYPES, outputs, inputs)
             return PlainWeight(numbers.to(self._dtype), own_bias)
-        return with_bias(read_quantised(self._tensors, module, outputs, inputs, self._dtype), own_bias)
+        return with_bias(read_quantised(self._tensors, module, outputs, inputs, self._dtype, self._block), own_bias)
 
     def _packed_bias(self, name: str, size: int, wanted: bool) -> torch.Tensor | None:
         """Read a bias; None if not `wanted`.

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from baton.engine import LLM
+from baton.text.pooler_files import read_pooler
 from tests.fixtures.encoders import ENCODERS, POSITIONS, expected_logits, make_encoder
 from tests.fixtures.paged import random_prompt
-from tests.fixtures.poolers import expected_vectors, furthest, pooling_config, write_modules
+from tests.fixtures.poolers import expected_vectors, furthest, pooling_config, write_dense, write_modules
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
@@ -36,6 +38,17 @@ def test_vectors_equal_transformers(family: str, mode: str, normalises: bool, tm
     folder = make_encoder(tmp_path / "model", family, seed=1)
     write_modules(folder, pooling_config(mode), normalises)
     assert furthest(vectors(folder), expected_vectors(folder, PROMPTS, mode, normalises)) < CLOSE
+
+
+def test_vectors_pass_the_linear_layers_of_sentence_transformers(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "model", "gemma3_text", seed=1)
+    draw = torch.Generator().manual_seed(2)
+    weights = [torch.randn(96, 64, generator=draw), torch.randn(24, 96, generator=draw)]
+    means = torch.tensor(expected_vectors(folder, PROMPTS, "mean", normalises=False), dtype=torch.float64)
+    expected = means @ weights[0].double().T @ weights[1].double().T
+    found = vectors(write_dense(folder, weights))
+    assert furthest(found, (expected / expected.norm(dim=1, keepdim=True)).tolist()) < CLOSE
+    assert read_pooler(folder).size == len(found[0]) == 24
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "camembert", "llama", "qwen3", "gemma2"])

@@ -1,6 +1,7 @@
 """Checkpoints as DeepSeek's: E4M3 with a scale for each block of a matrix, and a layer that predicts further tokens."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,24 @@ def test_weights_in_blocks_stay_a_byte_each(checkpoint: Path, meant: Any) -> Non
         ({"activation_scheme": "static"}, "activation_scheme 'static'"),
     ],
 )
-def test_other_ways_of_fp8_are_refused_by_name(change: dict[str, Any], named: str) -> None:
+def test_other_ways_of_fp8_are_refused_by_name(change: dict[str, Any], named: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {**STATED, **change}}))
     with pytest.raises(ModelError, match=named):
-        packed_format({"quantization_config": {**STATED, **change}})
+        packed_format(tmp_path)
+
+
+def test_fp8_blocks_of_compressed_tensors_equal_those_of_deepseek(checkpoint: Path, meant: Any, tmp_path: Path) -> None:
+    weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [BLOCK, BLOCK]}
+    stated = {"format": "float-quantized", "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "compressed"))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "compressed-tensors", **stated}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {name.replace("weight_scale_inv", "weight_scale"): tensor for name, tensor in tensors.items()}
+    save_file(renamed, folder / "model.safetensors")
+    compressed = PagedModel(folder, 8, 80)
+    assert isinstance(compressed.model, DecoderModel)
+    assert isinstance(compressed.model.layers[1].output, BlockFp8Linear)
+    prompts = [random_prompt(40)]
+    assert compressed.greedy(prompts, 20, 30) == PagedModel(checkpoint, 8, 80).greedy(prompts, 20, 30)

@@ -109,5 +109,5 @@ def test_a_tensor_that_nobody_asked_for_is_refused(folder: Path) -> None:
 
 def test_two_files_are_no_model(folder: Path) -> None:
     shutil.copy(folder / "model.gguf", folder / "other.gguf")
-    with pytest.raises(ModelError, match="2 GGUF files"):
+    with pytest.raises(ModelError, match=r"has several models \(model\.gguf, other\.gguf\); give one of these files"):
         weight_files(folder)

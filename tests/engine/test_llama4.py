@@ -85,7 +85,8 @@ def test_adapter_of_reordered_projections_changes_what_it_does_in_transformers(f
         torch.testing.assert_close(logits, model(torch.tensor([prompt])).logits[0], atol=1e-4, rtol=0)
 
 
-def test_queries_quantised_in_blocks_are_refused_by_name() -> None:
+@pytest.mark.parametrize(("kind", "rows"), [("weight_scale_inv", 64), ("weight_scale", 2)])
+def test_queries_quantised_in_blocks_are_refused_by_name(kind: str, rows: int) -> None:
     class Stored:
         def has(self, name: str) -> bool:
             return True
@@ -96,5 +97,5 @@ def test_queries_quantised_in_blocks_are_refused_by_name() -> None:
         def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
             return torch.zeros(shape)
 
-    with pytest.raises(ModelError, match=r"q_proj\.weight_scale_inv: .* need scales per output"):
-        PairsApart(Stored(), 32).take("model.layers.0.self_attn.q_proj.weight_scale_inv", (torch.float32,), 64, 2)
+    with pytest.raises(ModelError, match=rf"q_proj\.{kind}: .* need scales per output"):
+        PairsApart(Stored(), 32).take(f"model.layers.0.self_attn.q_proj.{kind}", (torch.float32,), rows, 2)

@@ -125,7 +125,7 @@ def test_a_module_that_was_left_unquantised_is_read_as_it_is(tmp_path: Path) -> 
     ("fields", "named"),
     [
         ({"bits": 8}, "8 bits is not supported"),
-        ({"quant_method": "hqq"}, "'hqq' is not supported; supported: awq and gptq"),
+        ({"quant_method": "hqq"}, "'hqq' is not supported; supported: awq, gptq"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "compressed-tensors of format 'marlin-24'"),
         ({"checkpoint_format": "gemv"}, "version 'gemv' is not supported"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "'marlin' is not supported, only gptq"),

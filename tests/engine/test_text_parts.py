@@ -95,6 +95,15 @@ def test_gemma3n_text_part_logits_equal_those_of_the_text_model(
     assert "reading the text part only: 1 tensors of embed_vision are left out" in caplog.messages
 
 
+def test_text_part_with_its_own_config_is_read_under_the_names_of_the_complete_model(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3_5_text")
+    stored = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors(folder).items()}
+    save_file(stored | {"model.visual.norm.weight": torch.ones(4)}, folder / "model.safetensors", {"format": "pt"})
+    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    torch.testing.assert_close(logits(folder), expected(model.eval()), atol=3e-4, rtol=0)
+
+
 def test_text_part_greedy_answers_equal_transformers(made: Made) -> None:
     prompts = [random_prompt(length, seed=1) for length in (1, 33, 70)]
     answers = PagedModel(made.folder, 8, packed=True).greedy(prompts, 16, chunk_tokens=30)

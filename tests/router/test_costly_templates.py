@@ -73,7 +73,7 @@ async def test_template_that_costs_too_much_is_refused_by_its_bound_and_the_next
     ("source", "reason"),
     [
         ("{{ 9 ** (9 ** 9) }}", "CPU time|MiB"),
-        ("{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}", "recursion|crashes|MiB"),
+        ("{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}", "nested too deeply"),
         ("{% for %}", "Expected an expression"),
     ],
 )
@@ -82,7 +82,9 @@ def test_template_that_does_not_compile_within_bounds_is_refused_at_load_with_it
 ) -> None:
     write_model_folder(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(source)
-    with pytest.raises(ModelFolderError, match=rf"{tmp_path}: the chat template does not compile: .*({reason})"):
+    with pytest.raises(
+        ModelFolderError, match=rf"{tmp_path}.*(template does not compile|template\.jinja): .*({reason})"
+    ):
         load_tokenizer(tmp_path)
 
 

@@ -18,12 +18,15 @@ FILES = (
     ("gemma-3-processor-template", "chat_template.json"),
     ("mistral-v3-tekken", "tekken.json"),
     ("qwen2-without-tokenizer.json", "vocab.json"),
+    ("mistral-v3-tekken", "chat_template.jinja"),
+    ("templates-in-files", "additional_chat_templates/tool_use.jinja"),
     ("minilm", "modules.json"),
     ("minilm", "sentence_bert_config.json"),
     ("llama-2-tokenizer.model", "tokenizer.model"),
     ("llama-3-tiktoken", "tokenizer.model"),
     ("tiktoken.model", "tiktoken.model"),
 )
+BROKEN = "{% for m in messages %}{{ m['content']"
 
 
 @pytest.fixture
@@ -67,4 +70,19 @@ def test_code_of_the_checkpoint_is_refused_next_to_an_empty_file(tmp_path: Path)
 def test_tokenizer_that_is_json_of_something_else_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", layouts()["llama-2"] | {"tokenizer.json": "{}"})
     with pytest.raises(TokenizerRefused, match=f"^{folder / 'tokenizer.json'}: "):
+        read_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "stated"),
+    [
+        ("tokenizer_config.json", {"chat_template": BROKEN}),
+        ("tokenizer_config.json", {"chat_template": [{"name": "default", "template": BROKEN}]}),
+        ("chat_template.json", {"chat_template": BROKEN}),
+    ],
+)
+def test_chat_template_that_is_cut_short_is_named_by_its_file(name: str, stated: object, tmp_path: Path) -> None:
+    ready = layouts()["qwen2.5"]["tokenizer.json"]
+    folder = write(tmp_path / "model", {"config.json": {"model_type": "qwen2"}, "tokenizer.json": ready, name: stated})
+    with pytest.raises(TokenizerRefused, match=f"^{folder / name}: TemplateSyntaxError: "):
         read_tokenizer(folder)

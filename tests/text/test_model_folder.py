@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from baton.text.model_folder import NoSuchModel, choose_gguf, find_model_folder
+from baton.text.weight_files import WeightsRefused, weight_files
 
 FILES = Path(__file__).parents[1] / "fixtures" / "gguf"
 HUB = ["README.md", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-m-f16.gguf", "m-BF16-00001-of-00002.gguf"]
@@ -67,8 +68,27 @@ def test_folder_with_one_gguf_file_is_that_model(tmp_path: Path) -> None:
     assert find_model_folder(str(given)) == find_model_folder(str(given / "qwen3.gguf"))
 
 
+def test_projector_of_images_next_to_a_gguf_file_is_no_model(tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    shutil.copy(FILES / "qwen3.gguf", given)
+    (given / "mmproj-qwen3-f16.gguf").touch()
+    (given / "imatrix.gguf").touch()
+    assert find_model_folder(str(given)) == find_model_folder(str(given / "qwen3.gguf"))
+
+
+def test_gguf_file_named_after_its_importance_matrix_is_a_model(tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    shutil.copy(FILES / "qwen3.gguf", given / "qwen3-imatrix-Q4_K_M.gguf")
+    folder = find_model_folder(str(given))
+    assert weight_files(folder) == (folder / "qwen3-imatrix-Q4_K_M.gguf",)
+
+
 def test_folder_with_several_gguf_models_names_them(tmp_path: Path) -> None:
     for name in ("llama.gguf", "qwen3.gguf"):
         shutil.copy(FILES / name, tmp_path)
-    with pytest.raises(NoSuchModel, match=r"has several models \(llama\.gguf, qwen3\.gguf\); give one of these files"):
+    with pytest.raises(
+        WeightsRefused, match=r"has several models \(llama\.gguf, qwen3\.gguf\); give one of these files"
+    ):
         find_model_folder(str(tmp_path))

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from baton.text.pooler_files import LogitScore, Pooler, PoolingRefused, read_pooler
 from baton.text.pooling import Pooling, PoolingKind
-from tests.fixtures.poolers import pooling_config, write_logit_score, write_modules
+from tests.fixtures.poolers import pooling_config, write_dense, write_logit_score, write_modules
 
 
 @pytest.fixture
@@ -50,11 +51,50 @@ def test_other_ways_to_pool_are_refused_by_name(config: dict[str, Any], message:
         read_pooler(write_modules(folder, config, normalises=True))
 
 
+@pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "config_sentence_transformers.json"])
+@pytest.mark.parametrize("content", ["", '[{"type": ', "[1]", '"x"'])
+def test_a_damaged_file_is_named(name: str, content: str, folder: Path) -> None:
+    write_modules(folder, pooling_config("cls"), normalises=True)
+    (folder / name).write_text(content)
+    with pytest.raises(PoolingRefused, match=f"^{folder / name}: "):
+        read_pooler(folder)
+
+
+def test_a_missing_file_of_a_module_is_named(folder: Path) -> None:
+    write_modules(folder, pooling_config("cls"), normalises=True)
+    (folder / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(PoolingRefused, match=f"^{folder / '1_Pooling' / 'config.json'}: No such file"):
+        read_pooler(folder)
+
+
 def test_a_module_that_is_not_served_is_refused_by_name(folder: Path) -> None:
     (folder / "modules.json").write_text(
         json.dumps([{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}])
     )
     with pytest.raises(PoolingRefused, match=r"modules.json: the module Dense of the checkpoint is not served"):
+        read_pooler(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"activation_function": "torch.nn.modules.activation.Tanh"},
+            "2_Dense/config.json: activation_function 'torch",
+        ),
+        ({"activation_function": None}, "2_Dense/config.json: activation_function None is not served, only"),
+        ({"in_features": 32}, "2_Dense/config.json: in_features 32 and out_features 8 do not fit"),
+        ({"out_features": 0}, "2_Dense/config.json: in_features 64 and out_features 0 do not fit"),
+    ],
+)
+def test_a_linear_layer_that_is_not_served_is_refused_by_name(
+    changes: dict[str, Any], message: str, folder: Path
+) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 64}))
+    write_dense(folder, [torch.zeros(8, 64)])
+    path = folder / "2_Dense" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(PoolingRefused, match=message):
         read_pooler(folder)
 
 

@@ -14,8 +14,8 @@ BERT_FAMILIES = {"bert": "bert", "gpt2": "roberta", "t5": "xlm-roberta"}
 HEADS = {
     "roberta": "RobertaForSequenceClassification",
     "xlm-roberta": "XLMRobertaForSequenceClassification",
-    "modernbert": "ModernBertForSequenceClassification",
 }
+"""Architecture of a file with a classification head, by family."""
 DEFAULT_PADDING = 1  # of RoBERTa; other families do not use it
 GLOBAL_EVERY = 3  # every third layer of ModernBERT has no window unless the file says otherwise
 POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}  # values of pooling_type

@@ -90,6 +90,7 @@ def _write(parts: tuple[Path, ...], folder: Path) -> None:
     write_pooling(header, folder)
     is_encoder = header.architecture in ENCODERS
     tokenizer = encoder_tokenizer(parts[0], header) if is_encoder else _tokenizer(parts[0], header)
+    tokenizer.chat_template = tokenizer.chat_template or None
     tokenizer.save_pretrained(folder)
     ids = {} if is_encoder else _token_ids(header, tokenizer)
     if ids:

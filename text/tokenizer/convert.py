@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from baton.text.host.files import MAX_TOKENIZER_BYTES, FileRefused, parse_json, read_file, read_json, reading
-from baton.text.pooler_files import BEHIND_PADDING, ModelKind, model_kind
+from baton.text.pooler_files import BEHIND_PADDING, ModelKind, model_kind, read_modules
 
 MODULE = "transformers.models.auto.tokenization_auto"
 """Module that a conversion imports. Where it is loaded already, a conversion takes no new process."""
 READ_SUFFIXES = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt"})
 VOCABULARIES = frozenset({".model", ".tiktoken"})
 TEXT_FILES = frozenset({"vocab.txt", "merges.txt"})
-TEMPLATES = "additional_chat_templates"
+TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 COMMON_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model", "tiktoken.model")
 """Files with a vocabulary that every tokenizer class of transformers reads, in addition to its own files."""
 
@@ -61,7 +61,7 @@ def convert(folder: Path) -> bytes:
     max_text_tokens = _apply_sentence_transformers(tokenizer, folder)
     facts = {
         "special_tokens": tokenizer.special_tokens_map,
-        "templates": _templates(tokenizer.chat_template, folder),
+        "templates": _checked(_templates(tokenizer.chat_template, folder), folder),
         "end_token_ids": sorted(_end_token_ids(tokenizer, folder)),
         "cleans_spaces": _cleans_spaces(tokenizer),
         "splits_special_tokens": bool(tokenizer.split_special_tokens),
@@ -146,6 +146,22 @@ def _templates(stated: Any, folder: Path) -> dict[str, str]:
     return dict(stated) if isinstance(stated, dict) else {} if stated is None else {"default": stated}
 
 
+def _checked(templates: dict[str, str], folder: Path) -> dict[str, str]:
+    """Check the syntax of chat templates. Raises: TokenizerUnusable, which names the file of a broken one.
+
+    They are not compiled, since that computes constants, without a limit.
+    """
+    environment = import_module("transformers.utils.chat_template_utils")._compile_jinja_template("").environment
+    for name, source in templates.items():
+        own = TEMPLATE if name == "default" else f"{TEMPLATES}/{name}.jinja"
+        stating = [each for each in (own, "tokenizer_config.json", "chat_template.json") if (folder / each).is_file()]
+        with reading(folder / (stating[0] if stating else own), TokenizerUnusable):
+            if own in stating and not source.strip():
+                raise TokenizerUnusable("is empty")
+            environment.parse(source)
+    return templates
+
+
 def _end_token_ids(tokenizer: Any, folder: Path) -> Iterator[int]:
     """Yield the end tokens of config.json, generation_config.json and the tokenizer.
 
@@ -181,7 +197,9 @@ def _apply_sentence_transformers(tokenizer: Any, folder: Path) -> int | None:
     """
     from tokenizers import normalizers
 
-    module = next((each for each in _modules(folder) if str(each.get("type")).endswith("Transformer")), None)
+    path = folder / "modules.json"
+    modules = read_modules(path) if path.is_file() else []
+    module = next((each for each in modules if str(each.get("type")).endswith("Transformer")), None)
     if module is None:
         return None
     stated = _json(folder / str(module.get("path") or "") / "sentence_bert_config.json")
@@ -209,11 +227,6 @@ def _limit(tokenizer: Any, config: dict[str, Any]) -> int | None:
 
 def _known(limit: float) -> int | None:
     return int(limit) if 0 < limit < NO_LIMIT else None
-
-
-def _modules(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "modules.json"
-    return list(read_json(path, TokenizerUnusable, list)) if path.is_file() else []
 
 
 def _cleans_spaces(tokenizer: Any) -> bool:
@@ -265,7 +278,7 @@ def _main(folder: str) -> int:
     try:
         sys.stdout.buffer.write(convert(Path(folder)))
     except Exception as error:  # noqa: BLE001 -- of a foreign file, and reported to the process that asked
-        sys.stdout.write(f"{error}" if isinstance(error, TokenizerUnusable) else f"{type(error).__name__}: {error}")
+        sys.stdout.write(f"{error}" if isinstance(error, FileRefused) else f"{type(error).__name__}: {error}")
         return 1
     return 0
 

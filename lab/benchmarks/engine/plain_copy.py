@@ -11,11 +11,11 @@ from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig
 from baton.engine.load import DecoderParts
 from baton.engine.models.linear import MatmulBackend
-from baton.engine.weights.formats import SINGLE_FILE, gguf_files
 from baton.engine.weights.gguf_file import dequantise
 from baton.engine.weights.read import GgufWeights
 from baton.text.gguf.folder import folder_of
 from baton.text.gguf.header import GgufTensor
+from baton.text.weight_files import SINGLE_FILE, gguf_files
 
 CPU = torch.device("cpu")
 

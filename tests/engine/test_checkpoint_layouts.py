@@ -1,0 +1,142 @@
+"""Files of published folders: plan, `up`, the offline engine and transformers choose the same weights, or refuse."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from baton.cli.__main__ import app
+from baton.engine import LLM, SamplingParams
+from baton.engine.config.config_file import read_model_config
+from baton.engine.config.model_config import ModelError
+from baton.launch.model_source import ModelNotUsable, find_model
+from baton.text.host.files import FileRefused
+from baton.text.weight_files import INDEX_FILE, SINGLE_FILE
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.poolers import pooling_config, write_modules
+
+PROMPT = [5, 9, 200, 17, 3, 88]
+NOISE = {"model.embed_tokens.weight": torch.zeros(512, 64), "lm_head.weight": torch.ones(512, 64)}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("layouts"), "llama", tie_word_embeddings=True)
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "copy"))
+
+
+def llm(folder: Path) -> LLM:
+    return LLM(str(folder), dtype="float32", quiet=True, kv_cache_memory_bytes=1 << 20)
+
+
+def split(folder: Path, names: tuple[str, str], indexed: bool) -> None:
+    tensors = load_file(folder / SINGLE_FILE)
+    (folder / SINGLE_FILE).unlink()
+    weight_map = {name: names[index % 2] for index, name in enumerate(sorted(tensors))}
+    for part in names:
+        save_file({name: tensors[name] for name in tensors if weight_map[name] == part}, folder / part)
+    if indexed:
+        (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+EXTRA = ("consolidated", "adapter_model", "model.fp16", "model-00001-of-00002", "optimizer", "vision")
+
+
+@pytest.mark.parametrize("layout", ["single", "indexed", "both"])
+def test_other_files_of_weights_in_a_folder_are_ignored(layout: str, original: Path, folder: Path) -> None:
+    if layout == "indexed":
+        split(folder, ("Model-1-OF-2.fp16.safetensors", "b.safetensors"), indexed=True)
+    if layout == "both":
+        (folder / INDEX_FILE).write_text(json.dumps({"weight_map": {"x": "gone.safetensors"}}))
+    for name in EXTRA:
+        save_file(NOISE, folder / f"{name}.safetensors")
+    (folder / "damaged.safetensors").write_bytes(b"cut")
+    (folder / "params.json").write_text("{}")
+    (folder / "training_args.bin").touch()
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    expected = theirs.generate(torch.tensor([PROMPT]), max_new_tokens=8, do_sample=False, eos_token_id=None)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    [answer] = llm(folder).generate([{"prompt_token_ids": PROMPT}], params)
+    assert [*PROMPT, *answer.outputs[0].token_ids] == expected[0].tolist()
+    assert CliRunner().invoke(app, ["plan", "--model", str(folder)]).exit_code == 0
+    assert find_model(str(folder), folder, folder).folder == folder
+
+
+def without_index(folder: Path) -> str:
+    split(folder, ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"), indexed=False)
+    return "has neither model.safetensors, model.safetensors.index.json.*of model-00001-of-00002.safetensors, .* none"
+
+
+def without_a_part(folder: Path) -> str:
+    split(folder, ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"), indexed=True)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    return "names 'model-00002-of-00002.safetensors', which is not a file in this folder"
+
+
+def a_variant(folder: Path) -> str:
+    (folder / SINGLE_FILE).rename(folder / "model.fp16.safetensors")
+    return "of model.fp16.safetensors none is read"
+
+
+def an_adapter(folder: Path) -> str:
+    (folder / SINGLE_FILE).rename(folder / "adapter_model.safetensors")
+    return "of adapter_model.safetensors none is read"
+
+
+def pickled(folder: Path) -> str:
+    (folder / SINGLE_FILE).unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    return "pytorch_model.bin: a file of pickled weights, which is not read, .*; convert it to safetensors"
+
+
+def quantised(folder: Path) -> str:
+    tensors = load_file(folder / SINGLE_FILE)
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file({**tensors, name: tensors[name].to(torch.int8)}, folder / SINGLE_FILE, {"format": "pt"})
+    return f"{name} is I8, but neither config.json nor"
+
+
+@pytest.mark.parametrize("layout", [without_index, without_a_part, a_variant, an_adapter, pickled])
+def test_folder_without_readable_weights_is_refused_alike(layout: Callable[[Path], str], folder: Path) -> None:
+    message = layout(folder)
+    planned = CliRunner().invoke(app, ["plan", "--model", str(folder)])
+    with pytest.raises(ModelNotUsable, match=message) as by_up:
+        find_model(str(folder), folder, folder)
+    with pytest.raises(ModelError, match=message) as by_llm:
+        llm(folder)
+    assert str(planned.exception) == str(by_up.value) == str(by_llm.value)
+    with pytest.raises((OSError, ValueError, RuntimeError)):
+        AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
+
+
+def test_quantised_weights_without_settings_are_refused_alike(folder: Path) -> None:
+    message = quantised(folder)
+    planned = CliRunner().invoke(app, ["plan", "--model", str(folder)])
+    with pytest.raises(ModelError, match=message) as refused:
+        llm(folder)
+    assert str(planned.exception) == str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "config_sentence_transformers.json"])
+def test_damaged_file_of_sentence_transformers_is_refused_alike(name: str, folder: Path) -> None:
+    write_modules(folder, pooling_config("mean"), normalises=True)
+    (folder / name).write_text("")
+    planned = CliRunner().invoke(app, ["plan", "--model", str(folder)])
+    with pytest.raises(FileRefused, match=f"{folder / name}: is empty") as refused:
+        llm(folder)
+    assert str(planned.exception) == str(refused.value)
+
+
+def test_files_of_sentence_transformers_are_read_for_a_decoder(folder: Path) -> None:
+    write_modules(folder, pooling_config("mean"), normalises=True)
+    assert read_model_config(folder).makes_answers

@@ -1,0 +1,92 @@
+"""Choice of the files with a checkpoint's weights among all files of its folder, as transformers chooses."""
+
+from pathlib import Path
+
+from baton.text.gguf.header import SUFFIX, parts_of
+from baton.text.host.files import FileRefused, read_json, reads
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+SAFETENSORS = ".safetensors"
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+NOT_READ = "which is not read, since loading it would run code"
+CONVERT = "convert it to safetensors, or give the folder or Hugging Face id of the original checkpoint"
+NO_MODELS = ("mmproj", "imatrix")  # parts of names of GGUF files that contain no language model
+
+
+class WeightsRefused(FileRefused):
+    """Error: a folder has no weights that are read, or weights of several models; the message has the remedy."""
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder has weights that are read."""
+    return (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists() or is_gguf(folder)
+
+
+def stores_weights(folder: Path) -> bool:
+    """Return whether a folder has a file of weights, also one that is not read."""
+    return any(path.suffix.lower() in (SAFETENSORS, SUFFIX, *PICKLED) for path in folder.iterdir())
+
+
+def is_gguf(folder: Path) -> bool:
+    """Return whether the weights are in a GGUF file; safetensors files take precedence."""
+    if (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists():
+        return False
+    return bool(_gguf_models(folder))
+
+
+def gguf_files(folder: Path) -> tuple[Path, ...]:
+    """Return the GGUF file in `folder`, or all parts of a split one; none without such a file.
+
+    Projectors of images and importance matrices do not count. Raises: WeightsRefused if there are several models.
+    """
+    files = _gguf_models(folder)
+    parts = parts_of(files[0]) if files else ()
+    if set(files) != set(parts):
+        names = ", ".join(file.name for file in files)
+        raise WeightsRefused(f"{folder}: has several models ({names}); give one of these files")
+    return parts
+
+
+def _gguf_models(folder: Path) -> list[Path]:
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    return [path for path in files if is_model(path.name)] or files
+
+
+def is_model(name: str) -> bool:
+    """Return whether a GGUF file with this name may contain a language model."""
+    return not any(part in name for part in NO_MODELS)
+
+
+@reads(WeightsRefused)
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """Return `model.safetensors`, or else all files that the index names, or else the GGUF file.
+
+    Raises: WeightsRefused, which says what the folder has instead.
+    """
+    index = folder / INDEX_FILE
+    if (folder / SINGLE_FILE).is_file():
+        return (folder / SINGLE_FILE,)
+    if not index.exists():
+        if found := gguf_files(folder):
+            return found
+        raise WeightsRefused(_instead(folder))
+    weight_map = read_json(index, WeightsRefused, dict).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise WeightsRefused(f"{index}: weight_map is missing")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise WeightsRefused(f"{index}: names {name!r}, which is not a file in this folder")
+    return tuple(folder / name for name in names)
+
+
+def _instead(folder: Path) -> str:
+    """Describe the files of weights of a folder without a readable model."""
+    files = sorted(folder.iterdir())
+    pickled = [path for path in files if path.suffix.lower() in PICKLED]
+    named = [path.name for path in files if path.suffix.lower() in (SAFETENSORS, SUFFIX)]
+    if pickled and not named:
+        return f"{pickled[0]}: a file of pickled weights, {NOT_READ}; {CONVERT}"
+    found = f"of {', '.join(named)} none is read" if named else f"other formats are not read; {CONVERT}"
+    return f"{folder}: has neither {SINGLE_FILE}, {INDEX_FILE}, which lists all parts, nor a *{SUFFIX}; {found}"

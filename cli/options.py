@@ -5,7 +5,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import MISSING, field, fields
 from functools import wraps
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -106,19 +106,22 @@ def _is_byte_size(annotation: Any) -> bool:
     return ByteSize in (annotation, *get_args(annotation))
 
 
-def flags_of(command: Callable[[Any], None]) -> Callable[..., None]:
-    """Return a command with one flag per field of the dataclass that is the only parameter of `command`.
+def flags_of(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with one flag per field of the dataclass that is the last parameter of `command`.
 
-    `PANELS` of the dataclass maps the first field of each group to the group's title in `--help`.
+    A parameter before it, typer's context, remains. `PANELS` of the dataclass maps the first field of each group to the
+    group's title in `--help`.
     """
-    options = next(iter(get_type_hints(command).values()))
+    *others, last = signature(command).parameters.values()
+    options = last.annotation
     hints = get_type_hints(options, include_extras=True)
 
     @wraps(command)
     def with_flags(**flags: Any) -> None:
-        command(options(**flags))
+        passed = [flags.pop(each.name) for each in others]
+        command(*passed, options(**flags))
 
-    parameters, panels, panel = [], getattr(options, "PANELS", {}), None
+    parameters, panels, panel = [*others], getattr(options, "PANELS", {}), None
     for each in fields(options):
         panel = panels.get(each.name, panel)
         default = Parameter.empty if each.default is MISSING else each.default

@@ -116,6 +116,11 @@ class Layout:
     decode: int = 2
     shares_ports: bool = False
 
+    @classmethod
+    def with_routers(cls, count: int | None) -> "Layout":
+        """Return the layout with `count` routers on one port; None: two routers with a port each."""
+        return cls() if count is None else cls(count, shares_ports=True)
+
 
 WHOLE = Layout()
 

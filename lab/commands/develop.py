@@ -1,10 +1,12 @@
 """Commands for developers of Baton: `baton test`, `simulate` and `chaos`."""
 
 from contextlib import closing
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from baton.cli.options import flags_of
+from baton.lab.commands.chaos_options import ChaosFlags
 
 if TYPE_CHECKING:
     from baton.lab.simulation.campaign import FoundViolation
@@ -106,40 +108,8 @@ FAULTS_PER_MINUTE = 60  # planned faults: more than fit, since processes take se
 
 
 @chaos_app.callback()
-def chaos(
-    context: typer.Context,
-    minutes: Annotated[float, typer.Option(min=0.05, help="Minutes of load and faults.")] = 5.0,
-    seed: Annotated[int, typer.Option(help="Seed of faults and requests.")] = 0,
-    streams: Annotated[int, typer.Option(min=1, max=256, help="Clients, each with one stream at a time.")] = 12,
-    faults: Annotated[
-        int | None, typer.Option(min=1, help="Number of proven faults to reach, then stop; default: as time allows.")
-    ] = None,
-    speculate: Annotated[
-        Literal["off", "ngram"], typer.Option(help="Speculative decoding in the workers, as with `baton up`.")
-    ] = "off",
-    tier: Annotated[
-        bool, typer.Option(help="Keep KV in files below small pools, and inject disk and file faults.")
-    ] = True,
-    routers: Annotated[
-        int | None,
-        typer.Option(
-            min=2, max=4, help="Number of routers on one port; default: 2 with a port each. Not with --hosts."
-        ),
-    ] = None,
-    hosts: Annotated[
-        int | None,
-        typer.Option(
-            min=3,
-            max=5,
-            help="Number of hosts (network namespaces; needs root) that run the processes; links and hosts fail too. "
-            "Without KV files and clock jumps.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for report, charts and logs; default: a new one, kept if the run fails."),
-    ] = None,
-) -> None:
+@flags_of
+def chaos(context: typer.Context, flags: ChaosFlags) -> None:
     """Inject faults into the processes of a real stack under load, and check every token that clients received.
 
     2 routers, 2 prefill and 2 decode workers and Redis serve a tiny random model; transformers computes every answer
@@ -153,24 +123,24 @@ def chaos(
     from baton.lab.chaos.run import ChaosOptions
     from baton.lab.chaos.stack import Layout, find_compiler
 
-    if routers is not None and hosts is not None:
+    if flags.routers is not None and flags.hosts is not None:
         raise typer.BadParameter("cannot be combined with --hosts", param_hint="--routers")
-    layout = Layout() if routers is None else Layout(routers, shares_ports=True)
+    layout = Layout.with_routers(flags.routers)
     without = frozenset[FaultKind]() if find_compiler() else frozenset({FaultKind.CLOCK}) | SHIM_KINDS
-    without |= frozenset[FaultKind]() if tier else FILE_KINDS | SHIM_KINDS
-    plan = plan_faults(seed, int(minutes * FAULTS_PER_MINUTE) + 1, hosts, without, layout.routers)
+    without |= frozenset[FaultKind]() if flags.tier else FILE_KINDS | SHIM_KINDS
+    most_faults = int(flags.minutes * FAULTS_PER_MINUTE) + 1
     asked = ChaosOptions(
-        minutes,
-        seed,
-        streams,
-        tuple(plan),
-        wanted=faults,
+        flags.minutes,
+        flags.seed,
+        flags.streams,
+        tuple(plan_faults(flags.seed, most_faults, flags.hosts, without, layout.routers)),
+        wanted=flags.faults,
         layout=layout,
-        speculate=speculate,
-        tier=tier and hosts is None,
-        hosts=hosts,
+        speculate=flags.speculate,
+        tier=flags.tier and flags.hosts is None,
+        hosts=flags.hosts,
     )
-    raise typer.Exit(0 if run_chaos(asked, out) else 1)
+    raise typer.Exit(0 if run_chaos(asked, flags.out) else 1)
 
 
 @chaos_app.command()

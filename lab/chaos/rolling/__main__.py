@@ -4,6 +4,9 @@
 drains, and restarts with the other release's code, while clients read and cancel streams. With --abruptly it gets
 SIGKILL, and its streams continue on processes of either release. Every token is compared with transformers. Exit code
 0 if no stream failed and no token was lost, repeated or wrong.
+
+With --routers N, N routers share one port, and clients know that address alone. Routers of release 0.1.0 share no port:
+--commit must then name a later commit, such as fb114b76.
 """
 
 import asyncio
@@ -13,9 +16,9 @@ from typing import Any
 
 from baton import IMPORT_PATH
 from baton.lab.chaos.checker import FindingKind
-from baton.lab.chaos.rolling.checkout import PastRelease, ReleaseMissing, check_out, last_release
+from baton.lab.chaos.rolling.checkout import PastRelease, ReleaseMissing, can_share_ports, check_out, last_release
 from baton.lab.chaos.rolling.roll import Mixture, NotRolled, Rolled, RollingOptions, RollingOutcome, RollingRun, Side
-from baton.lab.chaos.stack import NotWhole
+from baton.lab.chaos.stack import Layout, NotWhole
 from baton.lab.report.result import SERVICE, Columns, judge_rounds, make_result, read_arguments, table, write_result
 from baton.launch import CommandFailed
 from baton.versions import RELEASE
@@ -92,6 +95,7 @@ def main() -> None:
         clients=(usual.clients, "number of concurrent streams"),
         seed=usual.seed,
         abruptly=(False, "end processes by SIGKILL"),
+        routers=(0, "number of routers on one port; default: 2 with a port each"),
         commit=("", "commit of the old release; default: the one that pyproject.toml names"),
         logs=(None, "folder for the logs of all processes"),
     )
@@ -99,9 +103,12 @@ def main() -> None:
     release = PastRelease(given.commit, given.commit) if given.commit else named
     if given.logs is not None:
         given.logs.mkdir(parents=True, exist_ok=True)
+    layout = Layout.with_routers(given.routers or None)
     try:
         before, after = Side(release.version, check_out(release)), Side(RELEASE, IMPORT_PATH)
-        options = RollingOptions(given.dwell_s, given.clients, given.seed, abruptly=given.abruptly)
+        if layout.shares_ports and not can_share_ports(before.code):
+            raise CommandFailed(f"--routers: {release.version} cannot share a port; name a later commit by --commit")
+        options = RollingOptions(given.dwell_s, given.clients, given.seed, abruptly=given.abruptly, layout=layout)
         run = RollingRun(before, after, options, lambda line: print(line, flush=True))
         outcome = asyncio.run(run.run(given.logs))
     except (ReleaseMissing, NotWhole, NotRolled) as error:

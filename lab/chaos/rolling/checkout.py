@@ -38,6 +38,12 @@ def command_of(code: Path, command: Sequence[str]) -> tuple[str, ...]:
     return tuple(FORMER_MODULES.get(each, each) for each in command)
 
 
+def can_share_ports(code: Path) -> bool:
+    """Return whether routers of the release in folder `code` know --share-ports, which 0.1.0 does not."""
+    settings = code / "baton" / "router" / "config.py"
+    return settings.exists() and "share_ports:" in settings.read_text()
+
+
 @dataclass(frozen=True, slots=True)
 class PastRelease:
     version: str

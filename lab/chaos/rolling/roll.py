@@ -18,7 +18,7 @@ from baton.lab.chaos.checker import ExpectedChoice, Finding, FindingKind, check
 from baton.lab.chaos.exactness.oracle import Oracle
 from baton.lab.chaos.history import Behaviour, ChaosCase, StreamHistory, make_cases
 from baton.lab.chaos.load import TIMEOUT_S, ChaosLoad, LoadTargets
-from baton.lab.chaos.stack import HOST, WHOLE, ChaosStack
+from baton.lab.chaos.stack import HOST, WHOLE, ChaosStack, Layout, ProcessPlace
 from baton.lab.chaos.watch import Life
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
@@ -50,6 +50,7 @@ class RollingOptions:
     max_tokens: int = 160
     there_and_back: bool = True
     abruptly: bool = False  # SIGKILL instead of SIGTERM
+    layout: Layout = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class RollingRun:
             model = scratch / "tiny"
             write_tiny_checkpoint(model)
             oracle = Oracle(model)  # before the stack starts: the import blocks the event loop for seconds
-            stack = ChaosStack(model, scratch, None, WHOLE)
+            stack = ChaosStack(model, scratch, None, self._options.layout)
             stack.code = dict.fromkeys((place.name for place in (*stack.routers, *stack.workers)), self._before.code)
             try:
                 await stack.start()
@@ -174,7 +175,7 @@ class RollingRun:
     async def _undisturbed(self, stack: ChaosStack, oracle: Oracle) -> list[ChaosCase]:
         cases = make_cases(self._options.seed, self._options.max_tokens, per_kind=1)
         line = asyncio.Semaphore(AT_ONCE)
-        async with AsyncBatonClient(stack.routers[0].advertised, timeout_s=TIMEOUT_S) as baton:
+        async with AsyncBatonClient(public_addresses(stack.routers), timeout_s=TIMEOUT_S) as baton:
 
             async def ask(case: ChaosCase) -> None:
                 async with line:
@@ -186,7 +187,7 @@ class RollingRun:
 
     async def _under_load(self, stack: ChaosStack, cases: Sequence[ChaosCase]) -> None:
         admin = tuple(f"{HOST}:{router.admin_port}" for router in stack.routers)
-        targets = LoadTargets(tuple(router.advertised for router in stack.routers), admin)
+        targets = LoadTargets(public_addresses(stack.routers), admin)
         load = ChaosLoad(cases, targets, self._options.clients, self._options.seed, self._judge)
         roles = (stack.routers, *([each for each in stack.workers if each.role == role] for role in ROLES))
         versions = dict.fromkeys(stack.code, self._before.version)
@@ -236,6 +237,11 @@ class RollingRun:
 
     def _judge(self, history: StreamHistory) -> None:
         self._outcome.findings += check(history, self._expected[history.case], TIMEOUT_S + SPARE_S)
+
+
+def public_addresses(routers: Sequence[ProcessPlace]) -> tuple[str, ...]:
+    """Return the addresses at which clients reach the routers, without proxies: one if they share a port."""
+    return tuple(dict.fromkeys(router.direct for router in routers))
 
 
 def environment_of(life: Life) -> list[str]:

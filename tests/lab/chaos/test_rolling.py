@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from baton import IMPORT_PATH
 from baton.lab.chaos.checker import Finding, FindingKind
 from baton.lab.chaos.history import Behaviour, ObservedAttempt, StreamHistory, StreamPiece
-from baton.lab.chaos.rolling.checkout import PastRelease, ReleaseMissing, check_out, last_release
-from baton.lab.chaos.rolling.roll import Mixture, Rolled, RollingOptions, RollingOutcome
+from baton.lab.chaos.rolling.checkout import PastRelease, ReleaseMissing, can_share_ports, check_out, last_release
+from baton.lab.chaos.rolling.roll import Mixture, Rolled, RollingOptions, RollingOutcome, public_addresses
+from baton.lab.chaos.stack import Layout, ProcessPlace
 
 GIT_S = 30
 
@@ -49,6 +51,29 @@ def test_a_clone_without_that_commit_says_how_to_get_it(repository: Path, tmp_pa
 
 def test_the_last_release_has_a_whole_commit_id() -> None:
     assert len(last_release().commit) == 40
+
+
+def test_release_can_share_ports_only_if_its_routers_know_the_setting(tmp_path: Path) -> None:
+    settings = tmp_path / "baton" / "router" / "config.py"
+    settings.parent.mkdir(parents=True)
+    assert not can_share_ports(tmp_path)
+    settings.write_text("class RouterConfig:\n    port: int = 50051\n")
+    assert not can_share_ports(tmp_path)
+    assert can_share_ports(IMPORT_PATH)
+
+
+def test_layout_with_a_number_of_routers_has_them_on_one_port() -> None:
+    assert Layout.with_routers(4) == Layout(routers=4, shares_ports=True)
+    assert Layout.with_routers(None) == Layout(routers=2, shares_ports=False)
+
+
+@pytest.mark.parametrize(
+    ("ports", "addresses"),
+    [((7000, 7000, 7000), ["127.0.0.1:7000"]), ((7000, 7001), ["127.0.0.1:7000", "127.0.0.1:7001"])],
+)
+def test_clients_know_each_port_of_the_routers_once(ports: tuple[int, ...], addresses: list[str]) -> None:
+    places = [ProcessPlace(f"router-{number}", port, f"127.0.1.{20 + number}") for number, port in enumerate(ports)]
+    assert list(public_addresses(places)) == addresses
 
 
 def stream(number: int, began_s: float, times: tuple[float, ...] = (), attempts: int = 1) -> StreamHistory:

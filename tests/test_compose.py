@@ -19,6 +19,7 @@ from baton.cli.__main__ import app
 from baton.cli.up_options import UpOptions
 from baton.decode_worker.config import DecodeConfig
 from baton.launch.model_source import ModelSource
+from baton.launch.ports import plan_ports
 from baton.launch.process_plan import REDIS_GRACE_S, ROUTER_END_S, WORKER_END_S
 from baton.prefill_worker.config import PrefillConfig
 from baton.process.config import DRAIN_S, Settings, read_config
@@ -180,6 +181,17 @@ def test_box_without_variables_serves_the_mounted_model_and_lets_up_count_the_wo
     assert ports == ["127.0.0.1:50051:50051", "127.0.0.1:8000:8000"]
 
 
+@pytest.mark.parametrize("name", BOXES)
+def test_box_routers_share_the_published_ports(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, service = up_options(name, monkeypatch, ROUTERS="4"), services("compose.yaml", {"ROUTERS": "4"})[name]
+    ports = plan_ports(options.routers or 0, options.port, options.admin_port, options.http_port, lambda port: True)
+    published = [int(each.rpartition(":")[2]) for each in service["ports"]]
+    assert [[each.public, each.http] for each in ports] == [published] * 4
+    assert [(each.admin, each.metrics) for each in ports] == [(50052 + each, 8001 + each) for each in range(4)]
+    assert service["healthcheck"]["test"][-1] == f"127.0.0.1:{ports[0].admin}"
+    assert up_options(name, monkeypatch).routers == 1
+
+
 def test_box_passes_workers_and_tensor_parallelism_on(monkeypatch: pytest.MonkeyPatch) -> None:
     options = up_options("baton", monkeypatch, TENSOR_PARALLEL="2", PREFILL="1", DECODE="3", KV_MEMORY="4GiB")
     assert (options.tensor_parallel, options.prefill, options.decode, options.kv_memory) == (2, 1, 3, 4 * 2**30)
@@ -232,6 +244,24 @@ def test_hosts_worker_advertises_reachable_address(monkeypatch: pytest.MonkeyPat
     assert service["network_mode"] == "host"
     assert service["cap_add"] == ["IPC_LOCK"] and service["ulimits"] == {"memlock": -1}
     assert service["build"]["args"]["EXTRAS"] == "nixl"
+
+
+def test_hosts_routers_share_the_public_ports_and_have_admin_and_metrics_ports_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = config("router", monkeypatch)
+    assert (alone.share_ports, alone.admin_port, alone.metrics_port) == (False, 50052, None)
+    one = config("router", monkeypatch, SHARE_PORTS="true", METRICS_PORT="8001")
+    other = config("router", monkeypatch, SHARE_PORTS="true", METRICS_PORT="8002", ADMIN_PORT="50053")
+    assert one.share_ports and other.share_ports
+    assert (one.port, one.http_port) == (other.port, other.http_port) == (alone.port, alone.http_port)
+    assert (one.admin_port, one.metrics_port, other.admin_port, other.metrics_port) == (50052, 8001, 50053, 8002)
+    assert one.admin_host == "127.0.0.1", "routers of one host have admin ports on its loopback"
+
+
+def test_hosts_router_drains_within_its_grace() -> None:
+    grace = services("deploy/compose.hosts.yaml", SEVERAL_HOSTS)["router"]["stop_grace_period"]
+    assert int(grace.removesuffix("s")) >= DRAIN_S + ROUTER_END_S
 
 
 def test_hosts_without_address_is_refused() -> None:

@@ -138,6 +138,15 @@ def test_named_ports_exist(overlay: str, components: tuple[str, ...]) -> None:
         assert governing["spec"]["clusterIP"] == "None"
 
 
+@over_all
+def test_router_replicas_have_one_address_for_http_and_one_for_grpc(overlay: str, components: tuple[str, ...]) -> None:
+    objects = rendered(overlay, components)
+    router = pods(objects)[ROUTER]
+    services = [each for each in of_kind(objects, "Service") if selects(each["spec"]["selector"], router)]
+    addresses = {name_of(each): [port["port"] for port in each["spec"]["ports"]] for each in services}
+    assert addresses == {"baton": [8000], "baton-grpc": [50051]}
+
+
 def ports(pod: Object) -> dict[str, int]:
     return {port["name"]: port["containerPort"] for each in pod["spec"]["containers"] for port in each["ports"]}
 

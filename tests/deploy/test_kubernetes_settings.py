@@ -234,3 +234,5 @@ def test_kubernetes_page_is_complete_and_its_example_renders(tmp_path: Path) -> 
     objects = tuple(kustomize(tmp_path.resolve()))
     every = [settings(objects, container) for _, container in ours(objects)]
     assert {found.get("BATON_MODEL_NAME") for found in every} == {None, "llama"}, "routers learn it from workers"
+    replicas = {name_of(each): each["spec"]["replicas"] for each in of_kind(objects, "Deployment", "StatefulSet")}
+    assert (replicas["baton-router"], replicas["baton-decode"], replicas["baton-prefill"]) == (4, 4, 2)

@@ -72,7 +72,7 @@ def _sizes(options: PlanOptions) -> _Sizes:
     from baton.engine.weights.model_shape import read_model_shape
     from baton.text.tokenizer.checkpoint_tokenizer import TokenizerRefused, read_tokenizer
     from baton.text.tokenizer.convert import has_tokenizer
-    from baton.text.weight_files import stores_weights
+    from baton.text.weight_files import has_weights, stores_weights
 
     folder = config_folder(options.model)
     on_gpu = options.device is DeviceChoice.CUDA or (options.device is DeviceChoice.AUTO and torch.cuda.is_available())
@@ -94,9 +94,11 @@ def _sizes(options: PlanOptions) -> _Sizes:
         layout = resolve_layout(asked, shape.config)
         format = weight_format(folder, options.quantize)
         check_format(shape.config, format)
-        if stores_weights(folder) or has_tokenizer(folder):
+        # In a folder that the user did not name, files that are not read may be anything.
+        stores = stores_weights(folder) if Path(options.model).expanduser().is_dir() else has_weights(folder)
+        if stores or has_tokenizer(folder):
             read_tokenizer(folder)  # the server would refuse the checkpoint
-        if stores_weights(folder):
+        if stores:
             weight_bytes = weights_of(asked, shape.config, format, dtype).size_bytes
             check_tensors(folder, shape.config)
         else:

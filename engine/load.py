@@ -78,6 +78,8 @@ from baton.kernels.dispatch import uses_triton
 from baton.kernels.linear import GATHERED
 from baton.kernels.types import DeltaRates, Gate, HeadNorms, Scoring, StateRates
 from baton.text.host.files import reading, reads
+from baton.text.pooler_files import read_pooler
+from baton.text.weight_files import SINGLE_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -136,8 +138,15 @@ CHECKED = (
 
 @reads(ModelError)
 def check_tensors(folder: Path, config: ModelConfig) -> None:
-    """Check a decoder's tensors as loading does, but read the files' headers only. Raises: ModelError."""
+    """Check a decoder's tensors as loading does, but read the files' headers only. Raises: ModelError.
+
+    Of an encoder, check that the weights of its linear layers exist.
+    """
     format = stored_format(folder)
+    if isinstance(config, EncoderConfig):
+        for each in read_pooler(folder).dense:
+            if not (path := folder / each.folder / SINGLE_FILE).is_file():
+                raise ModelError(f"{path}: is missing; pickled weights are not read")
     if not isinstance(config, DecoderConfig) or format not in CHECKED:
         return
     if config.gemma is None or not config.gemma.scales_layers:  # the scale of a layer is needed as a number

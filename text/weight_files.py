@@ -24,8 +24,10 @@ def has_weights(folder: Path) -> bool:
 
 
 def stores_weights(folder: Path) -> bool:
-    """Return whether a folder has a file of weights, also one that is not read."""
-    return any(path.suffix.lower() in (SAFETENSORS, SUFFIX, *PICKLED) for path in folder.iterdir())
+    """Return whether a folder has a file of weights, also one that is not read, or an index."""
+    return (folder / INDEX_FILE).exists() or any(
+        path.suffix.lower() in (SAFETENSORS, SUFFIX, *PICKLED) for path in folder.iterdir()
+    )
 
 
 def is_gguf(folder: Path) -> bool:

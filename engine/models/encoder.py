@@ -22,7 +22,7 @@ from baton.engine.models.transformers_checkpoint import load_whole
 from baton.engine.request import Chunk
 from baton.engine.weights.gguf_encoder import GgufEncoderWeights
 from baton.kernels.types import KvPages
-from baton.text.host.files import reading
+from baton.text.host.files import check_file, reading
 from baton.text.pooler_files import DenseModule, read_pooler
 from baton.text.weight_files import SINGLE_FILE, gguf_files, is_gguf
 
@@ -180,6 +180,7 @@ def _dense(folder: Path, module: DenseModule, device: torch.device) -> torch.nn.
     path = folder / module.folder / SINGLE_FILE
     made = torch.nn.Linear(module.inputs, module.outputs, module.has_bias, device="meta")
     with reading(path, ModelError):
+        check_file(path)
         stored = load_file(path, str(device))
         made.load_state_dict({name.removeprefix("linear."): each.float() for name, each in stored.items()}, assign=True)
     return made

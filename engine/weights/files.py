@@ -51,6 +51,9 @@ def model_fingerprint(folder: Path) -> bytes:
     config = read_json(folder / "config.json")
     described = {key: value for key, value in config.items() if key not in UNINFORMATIVE_FIELDS}
     digest = hashlib.sha256(json.dumps(described, sort_keys=True, separators=(",", ":")).encode())
+    settings = quantization_settings(folder)
+    if settings is not None and not settings.source.startswith(str(folder / CONFIG_FILE)):
+        digest.update(json.dumps(settings.fields, sort_keys=True).encode())
     for path in weight_files(folder):
         digest.update(_file_digest(path))
     return digest.digest()
@@ -200,14 +203,15 @@ def loaded_bytes(
         return LoadedBytes({name: _gguf_bytes(each, number_bytes, packed, expands) for name, each in tensors.items()})
     found = {}
     for path in files:
-        for stored, tensor in read_safetensors_header(path).items():
+        header = read_safetensors_header(path)
+        for stored, tensor in header.items():
             if (name := name_of(stored)) is None:
                 continue
             if format in (WeightFormat.PLAIN, *MADE_WHILE_LOADING) and tensor.dtype in CODES and name.endswith(WEIGHTS):
                 raise ModelError(f"{path}: {stored} is {tensor.dtype}, but neither {STATES} says how it is quantised")
             kept_bytes = 2 if packed and tensor.dtype == "BF16" else number_bytes
             if tensor.dtype in ("F8_E4M3", "I8") and is_quantisable(name.removesuffix(".weight")):
-                kept_bytes = 1
+                kept_bytes = number_bytes if f"{stored}_zero_point" in header else 1  # with zero points, expanded
             if tensor.dtype == "U8" and name.endswith((".weight", ".weight_packed")):
                 kept_bytes = 2 * number_bytes  # two codes per byte, which are expanded
             if tensor.dtype == "I32" and name.endswith(".weight_packed"):

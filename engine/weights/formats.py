@@ -286,7 +286,9 @@ def _scheme(settings: QuantSettings, name: str, group: Any, stated: str) -> Pack
             f"{at}.weights of type {kind!r}, num_bits {bits} and strategy {strategy!r} are not supported in {format}"
         )
     is_packed, is_kept = "pack" in format, (format, bits) == ("pack-quantized", 4)
-    size_of = WeightFormat.INT8 if not is_packed else WeightFormat.INT4 if is_kept else WeightFormat.PLAIN
+    is_expanded = not is_kept if is_packed else kind == "int" and weights.get("symmetric") is False
+    kept_as = WeightFormat.INT4 if is_packed else WeightFormat.INT8
+    size_of = WeightFormat.PLAIN if is_expanded else kept_as
     if strategy != "block":
         return PackedFormat(WeightFormat.COMPRESSED, size_of=size_of)
     block = _block_of(settings, f"{at}.weights.block_structure", weights.get("block_structure"))

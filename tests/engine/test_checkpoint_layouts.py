@@ -15,11 +15,13 @@ from baton.cli.__main__ import app
 from baton.engine import LLM, SamplingParams
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError
+from baton.engine.load import check_tensors
 from baton.launch.model_source import ModelNotUsable, find_model
 from baton.text.host.files import FileRefused
 from baton.text.weight_files import INDEX_FILE, SINGLE_FILE
 from tests.fixtures.checkpoints import make_checkpoint
-from tests.fixtures.poolers import pooling_config, write_modules
+from tests.fixtures.encoders import make_encoder
+from tests.fixtures.poolers import pooling_config, write_dense, write_modules
 
 PROMPT = [5, 9, 200, 17, 3, 88]
 NOISE = {"model.embed_tokens.weight": torch.zeros(512, 64), "lm_head.weight": torch.ones(512, 64)}
@@ -83,6 +85,12 @@ def without_a_part(folder: Path) -> str:
     return "names 'model-00002-of-00002.safetensors', which is not a file in this folder"
 
 
+def without_all_parts(folder: Path) -> str:
+    (folder / SINGLE_FILE).unlink()
+    (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": "gone.safetensors"}}))
+    return "names 'gone.safetensors', which is not a file in this folder"
+
+
 def a_variant(folder: Path) -> str:
     (folder / SINGLE_FILE).rename(folder / "model.fp16.safetensors")
     return "of model.fp16.safetensors none is read"
@@ -106,7 +114,7 @@ def quantised(folder: Path) -> str:
     return f"{name} is I8, but neither config.json nor"
 
 
-@pytest.mark.parametrize("layout", [without_index, without_a_part, a_variant, an_adapter, pickled])
+@pytest.mark.parametrize("layout", [without_index, without_a_part, without_all_parts, a_variant, an_adapter, pickled])
 def test_folder_without_readable_weights_is_refused_alike(layout: Callable[[Path], str], folder: Path) -> None:
     message = layout(folder)
     planned = CliRunner().invoke(app, ["plan", "--model", str(folder)])
@@ -117,6 +125,18 @@ def test_folder_without_readable_weights_is_refused_alike(layout: Callable[[Path
     assert str(planned.exception) == str(by_up.value) == str(by_llm.value)
     with pytest.raises((OSError, ValueError, RuntimeError)):
         AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
+
+
+def test_plan_of_config_json_ignores_other_files_next_to_it(folder: Path) -> None:
+    (folder / SINGLE_FILE).rename(folder / "training_args.bin")
+    assert CliRunner().invoke(app, ["plan", "--model", str(folder / "config.json")]).exit_code == 0
+
+
+def test_linear_layer_without_weights_is_refused_by_plan(tmp_path: Path) -> None:
+    folder = write_dense(make_encoder(tmp_path / "model", "gemma3_text", seed=1), [torch.zeros(8, 64)])
+    (folder / "2_Dense" / SINGLE_FILE).rename(folder / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"2_Dense/model\.safetensors: is missing; pickled weights are not read"):
+        check_tensors(folder, read_model_config(folder))
 
 
 def test_quantised_weights_without_settings_are_refused_alike(folder: Path) -> None:

@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from baton.cli.__main__ import app
+from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError
-from baton.engine.load import load_model
-from baton.engine.weights.files import loaded_bytes, planned_weights
+from baton.engine.load import check_tensors, load_model
+from baton.engine.weights.files import loaded_bytes, model_fingerprint, planned_weights
 from baton.engine.weights.formats import WeightFormat, stored_format
 from baton.engine.weights.model_shape import read_model_shape
 from tests.fixtures.paged import CPU, PagedModel
@@ -156,16 +157,54 @@ def test_scales_of_inputs_and_of_kv_are_not_read(tmp_path: Path) -> None:
     assert answers_as_expected(folder)
 
 
-def test_zero_points_of_int8_per_output_are_subtracted(tmp_path: Path) -> None:
+def with_zero_points(target: Path) -> Path:
+    """Copy the int8 fixture, with all rows that can be shifted moved by a zero point."""
+
     def shift(name: str, tensor: torch.Tensor) -> Tensors:
         if tensor.dtype != torch.int8:
             return {name: tensor}
-        zeros = -(tensor.amin(dim=1, keepdim=True) > -128).to(torch.int8)  # of rows that can be shifted
+        zeros = -(tensor.amin(dim=1, keepdim=True) > -128).to(torch.int8)
         return {name: tensor + zeros, f"{name}_zero_point": zeros}
 
-    folder = Path(shutil.copytree(FIXTURES / "ct_w8a8", tmp_path / "shifted"))
+    folder = Path(shutil.copytree(FIXTURES / "ct_w8a8", target))
     change_tensors(folder, shift)
+    config = json.loads((folder / "config.json").read_text())
+    for each in config["quantization_config"]["config_groups"].values():
+        each["weights"]["symmetric"] = False
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_zero_points_of_int8_per_output_are_subtracted(tmp_path: Path) -> None:
+    assert answers_as_expected(with_zero_points(tmp_path / "shifted"))
+
+
+def test_size_of_int8_with_zero_points_is_that_of_expanded_weights(tmp_path: Path) -> None:
+    folder = with_zero_points(tmp_path / "shifted")
+    planned = planned_weights(folder, read_model_shape(folder).tensors, "none", number_bytes=4)
+    assert planned.size_bytes == pytest.approx(4 * read_model_shape(folder).parameters, rel=0.1)
+    assert loaded_bytes(folder, planned.format, number_bytes=4).total == pytest.approx(planned.size_bytes, rel=0.25)
+
+
+def test_inputs_in_an_order_of_their_own_are_planned_and_served(tmp_path: Path) -> None:
+    def order(name: str, tensor: torch.Tensor) -> Tensors:
+        if not name.endswith("weight_packed"):
+            return {name: tensor}
+        group_of_inputs = torch.arange(tensor.shape[1] * 8, dtype=torch.int32) // 32
+        return {name: tensor, name.replace("packed", "g_idx"): group_of_inputs}
+
+    folder = Path(shutil.copytree(FIXTURES / "ct_w4a16", tmp_path / "ordered"))
+    change_tensors(folder, order)
+    check_tensors(folder, read_model_config(folder))
     assert answers_as_expected(folder)
+
+
+def test_fingerprint_depends_on_settings_next_to_config_json(tmp_path: Path) -> None:
+    folders = [
+        rewritten("gptq", tmp_path / layout, AUTO_GPTQ | {"checkpoint_format": layout}, "quantize_config.json")
+        for layout in ("gptq", "gptq_v2")
+    ]
+    assert model_fingerprint(folders[0]) != model_fingerprint(folders[1])
 
 
 WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "tensor"}

@@ -237,12 +237,12 @@ class RunningBatch:
         sequence.known_tokens = known * self._block_tokens
         self.requests.setdefault(sequence.request.request_id, {})[sequence.arrival_key.choice] = sequence
 
-    def reserve(self, sequence: ScheduledSequence, columns: int, beside: int, first_live: int) -> bool:
+    def reserve(self, sequence: ScheduledSequence, columns: int, left_blocks: int, first_live: int) -> bool:
         """Reserve blocks for a new prompt whose KV will be received. Return False, without effect, if blocks are short.
 
-        `beside`: see `_hold`. `first_live`: see `acquire`.
+        `left_blocks`: see `_hold`. `first_live`: see `acquire`.
         """
-        if not self._hold(sequence, columns, beside, first_live):
+        if not self._hold(sequence, columns, left_blocks, first_live):
             return False
         self.reserved[sequence.request.request_id] = sequence
         self.requests[sequence.request.request_id] = {sequence.arrival_key.choice: sequence}
@@ -324,11 +324,11 @@ class RunningBatch:
         return known < len(hashes) and any(other.makes(known, hashes[known]) for other in self.running)
 
     def admit(
-        self, sequence: ScheduledSequence, most_slots: int, beside: int = 0, takes_all: bool = False
+        self, sequence: ScheduledSequence, most_slots: int, left_blocks: int = 0, takes_all: bool = False
     ) -> list[BlockSwap] | None:
         """Start a waiting sequence. Return the swaps from host memory, or None if slots or blocks are short.
 
-        `beside`: see `_hold`. The sequence takes blocks only for KV that exists, the others with `grow`; if it
+        `left_blocks`: see `_hold`. The sequence takes blocks only for KV that exists, the others with `grow`; if it
         `takes_all`, it takes them now.
         """
         if self.used_slots + sequence.places > most_slots:
@@ -336,7 +336,7 @@ class RunningBatch:
         columns, swapped = blocks_for(len(sequence.token_ids), self._block_tokens), sequence.swapped
         existing = 0 if swapped is None else blocks_for(swapped.tokens, self._block_tokens)
         first_live = None if swapped is None else swapped.first_live
-        if not self._hold(sequence, columns, beside, first_live, taken_columns=None if takes_all else existing):
+        if not self._hold(sequence, columns, left_blocks, first_live, taken_columns=None if takes_all else existing):
             return None
         swaps = self._swap_in(sequence)
         self.counters.recomputed_tokens += max(0, sequence.lost_tokens - sequence.computed_tokens)
@@ -451,20 +451,20 @@ class RunningBatch:
         self,
         sequence: ScheduledSequence,
         columns: int,
-        beside: int,
+        left_blocks: int,
         first_live: int | None = None,
         taken_columns: int | None = None,
     ) -> bool:
         """Give a sequence its block table: cached blocks, then new ones. Return False if blocks are short.
 
-        `beside`: number of blocks that must stay available, in addition to the headroom. `first_live`,
+        `left_blocks`: number of blocks that must stay available, in addition to the headroom. `first_live`,
         `taken_columns`: see `acquire`.
         """
-        hashes, spare_blocks = sequence.reusable_hashes(self._block_tokens), self._headroom_blocks() + beside
+        hashes, spare_blocks = sequence.reusable_hashes(self._block_tokens), self._headroom_blocks() + left_blocks
         try:
             acquired = acquire(self.pool, hashes, columns, spare_blocks, first_live, taken_columns)
         except OutOfBlocks:
-            return self.relieve() and self._hold(sequence, columns, beside, first_live, taken_columns)
+            return self.relieve() and self._hold(sequence, columns, left_blocks, first_live, taken_columns)
         sequence.table = acquired.table
         sequence.published_blocks = acquired.cached_columns
         sequence.computed_tokens = acquired.cached_columns * self._block_tokens

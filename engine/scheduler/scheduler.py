@@ -164,8 +164,8 @@ class Scheduler:
         if batch.used_slots + batch.claimed_slots + request.params.places > self._max_sequences:
             return None
         sequence = batch.make(request, cache_root)
-        beside = batch.claimed_blocks + batch.outstanding_blocks(most_foreseen=self._foreseen_blocks)
-        if not batch.reserve(sequence, min(columns + 1, self._most_columns(request)), beside, first_live):
+        left_blocks = batch.claimed_blocks + batch.outstanding_blocks(most_foreseen=self._foreseen_blocks)
+        if not batch.reserve(sequence, min(columns + 1, self._most_columns(request)), left_blocks, first_live):
             return None
         cached_columns = sequence.computed_tokens // self._block_tokens
         blocks = sequence.held().held(0, columns, first_live)
@@ -488,10 +488,10 @@ class Scheduler:
         def admit(sequence: ScheduledSequence) -> bool:
             if draft.short:
                 return False
-            beside = 0
+            left_blocks = 0
             if not sequence.request.prefill_only:
-                beside = self.batch.outstanding_blocks(sequence.arrival_key, self._foreseen_blocks)
-            swaps = self.batch.admit(sequence, self._max_sequences, beside, self._whole_prompts)
+                left_blocks = self.batch.outstanding_blocks(sequence.arrival_key, self._foreseen_blocks)
+            swaps = self.batch.admit(sequence, self._max_sequences, left_blocks, self._whole_prompts)
             draft.swaps_in += swaps or ()
             return swaps is not None
 

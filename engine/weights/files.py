@@ -211,7 +211,8 @@ def loaded_bytes(
                 raise ModelError(f"{path}: {stored} is {tensor.dtype}, but neither {STATES} says how it is quantised")
             kept_bytes = 2 if packed and tensor.dtype == "BF16" else number_bytes
             if tensor.dtype in ("F8_E4M3", "I8") and is_quantisable(name.removesuffix(".weight")):
-                kept_bytes = number_bytes if f"{stored}_zero_point" in header else 1  # with zero points, expanded
+                is_expanded = f"{stored}_zero_point" in header
+                kept_bytes = number_bytes if is_expanded else 1
             if tensor.dtype == "U8" and name.endswith((".weight", ".weight_packed")):
                 kept_bytes = 2 * number_bytes  # two codes per byte, which are expanded
             if tensor.dtype == "I32" and name.endswith(".weight_packed"):

@@ -1,6 +1,7 @@
 """Vectors and scores of encoders and classification heads equal those of transformers, in whatever batch."""
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from baton.engine import LLM
+from baton.engine.config.model_config import ModelError
 from baton.text.pooler_files import read_pooler
 from tests.fixtures.encoders import ENCODERS, POSITIONS, expected_logits, make_encoder
 from tests.fixtures.paged import random_prompt
@@ -38,6 +40,15 @@ def test_vectors_equal_transformers(family: str, mode: str, normalises: bool, tm
     folder = make_encoder(tmp_path / "model", family, seed=1)
     write_modules(folder, pooling_config(mode), normalises)
     assert furthest(vectors(folder), expected_vectors(folder, PROMPTS, mode, normalises)) < CLOSE
+
+
+def test_linear_layer_in_a_pipe_is_refused(tmp_path: Path) -> None:
+    folder = write_dense(make_encoder(tmp_path / "model", "gemma3_text", seed=1), [torch.zeros(8, 64)])
+    weights = folder / "2_Dense" / "model.safetensors"
+    weights.unlink()
+    os.mkfifo(weights)
+    with pytest.raises(ModelError, match=f"{weights}: not a regular file"):
+        LLM(str(folder), **OPTIONS)
 
 
 def test_vectors_pass_the_linear_layers_of_sentence_transformers(tmp_path: Path) -> None:

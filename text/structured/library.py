@@ -30,6 +30,8 @@ MAX_LEXER_STATES = 50_000  # maximum lexer states, of 1 to 2 kB each
 MAX_GRAMMAR_SYMBOLS = 200_000
 MAX_FORCED_BYTES = 256  # maximum bytes of a forced text; a longer text is not tokenised
 MESSAGE_CHARACTERS = 300
+PLAIN_TOKEN = re.compile("[!-~]+")  # ASCII without space, which every kind of vocabulary writes as it is
+MAX_ADDED_TOKENS = 10_000  # added tokens that the library reads in 1 s; its time grows with the square of their number
 
 
 class LibraryMissing(RuntimeError):
@@ -55,7 +57,9 @@ class Vocabulary:
         own = sorted(eos_token_ids)
         try:
             with reading(Path("tokenizer.json"), FileRefused):
-                self.tokenizer: LLTokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=own or None)
+                self.tokenizer: LLTokenizer = LLTokenizer(
+                    _with_few_added_tokens(tokenizer_json), n_vocab=vocab_size, eos_token=own or None
+                )
         except FileRefused as error:
             raise FormRefused(f"the model's tokenizer cannot be used: {_short(str(error))}") from error
         self.size = vocab_size
@@ -80,6 +84,23 @@ def read_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Iterable[int])
         raise FormRefused(f"the model's tokenizer cannot be read: {error}") from error
     ends = found.end_token_ids.union(eos_token_ids)
     return Vocabulary(found.json, vocab_size, (each for each in ends if each < vocab_size))
+
+
+def _with_few_added_tokens(tokenizer_json: str) -> str:
+    """Return the tokenizer with its plain added tokens in the vocabulary if it has more than MAX_ADDED_TOKENS of them.
+
+    Grammars see the same bytes of each token, and take those in angle brackets for text, too. Forced text, which any
+    tokens may spell, is tokenised without them. A tokenizer whose added tokens have characters that a vocabulary could
+    write in another way stays as it is.
+    """
+    if tokenizer_json.count('"single_word"') <= MAX_ADDED_TOKENS:
+        return tokenizer_json
+    tokenizer = json.loads(tokenizer_json)
+    added, vocabulary = tokenizer["added_tokens"], tokenizer["model"]["vocab"]
+    if not isinstance(vocabulary, dict) or not all(PLAIN_TOKEN.fullmatch(each["content"]) for each in added):
+        return tokenizer_json
+    vocabulary.update({each["content"]: each["id"] for each in added})  # with special ones, which keep their numbers
+    return json.dumps(tokenizer | {"added_tokens": [each for each in added if each["special"]]})
 
 
 def compile_form(output: StructuredOutput, vocabulary: Vocabulary) -> "LLMatcher":

@@ -1,7 +1,7 @@
 """Loads that shift, and the costs of the workers that serve them.
 
-A prompt token takes 1 ms, a decode step 0.4 to 0.8 s: so slow that hours are simulated in minutes, while the planner's
-own times are those of production.
+For these loads, a prompt token takes 1 ms and a decode step 0.4 to 0.8 s: so slow that hours are simulated in minutes,
+while the planner's own times are those of production.
 """
 
 import math
@@ -17,18 +17,36 @@ from baton.lab.sizing.costs import Curve, MeasuredCosts, Overheads
 from baton.lab.sizing.trials import SizingTargets
 from baton.process.registry.worker_record import WorkerRole
 
-BATCH, STEP_MS = 8, 800.0
-COSTS = MeasuredCosts(
-    by_batch=Curve(((1.0, STEP_MS / 2), (BATCH, STEP_MS))),
-    by_context=Curve(((1.0, STEP_MS / 2), (2.0, STEP_MS / 2))),
-    by_prompt=Curve(((1000.0, 1000.0), (2000.0, 2000.0))),
-    batch_context_tokens=1,
-    step_tokens=512,
-)
+
+class WorkerSpeed(NamedTuple):
+    """Duration of a decode step of `batch` answers, a step of one answer taking half of it, and of a prompt token."""
+
+    batch: int
+    step_ms: float
+    prompt_token_ms: float
+
+    @property
+    def costs(self) -> MeasuredCosts:
+        one = self.step_ms / 2
+        return MeasuredCosts(
+            by_batch=Curve(((1.0, one), (self.batch, self.step_ms))),
+            by_context=Curve(((1.0, one), (2.0, one))),
+            by_prompt=Curve(((1000.0, 1000 * self.prompt_token_ms), (2000.0, 2000 * self.prompt_token_ms))),
+            batch_context_tokens=1,
+            step_tokens=512,
+        )
+
+
+SLOW = WorkerSpeed(8, 800.0, 1.0)
+"""Speed of workers for LOADS."""
+FAST = WorkerSpeed(12, 60.0, 0.25)
+"""Speed of workers for traces, whose answers are twenty times as long as those of LOADS."""
 OVERHEADS = Overheads(message_s=1e-3)
 TARGETS = SizingTargets(ttft_ms=8000.0, tbt_ms=1200.0)
 FLAGS = ("--ttft-slo-ms", str(TARGETS.ttft_ms), "--tbt-slo-ms", str(TARGETS.tbt_ms))
-SHAPE = ClusterShape(3, 3, kv_tokens=60_000, context_tokens=8192, max_sequences=BATCH, chunk_tokens=1024, report_s=0.5)
+SHAPE = ClusterShape(
+    3, 3, kv_tokens=60_000, context_tokens=8192, max_sequences=SLOW.batch, chunk_tokens=1024, report_s=0.5
+)
 NEED_WINDOW_S = 30.0
 SPREAD = 0.5  # lengths differ from their mean by at most this share
 
@@ -109,10 +127,12 @@ GROWING = steps((60.0, BALANCED.times(0.5)), (300.0, BALANCED.times(1.5)), (900.
 """Load of autoscalers: three times the requests, then as few as before."""
 
 
-def workers_needed(calls: Sequence[SizingCall], role: WorkerRole) -> list[tuple[float, float]]:
+def workers_needed(calls: Sequence[SizingCall], role: WorkerRole, speed: WorkerSpeed) -> list[tuple[float, float]]:
     """Return the number of workers that the calls keep busy, without waiting, in each NEED_WINDOW_S."""
-    busy_s = defaultdict[int, float](float)
+    busy_ms = defaultdict[int, float](float)
     for call in calls:
-        decoding_s = call.answer_tokens * STEP_MS / 1e3 / BATCH
-        busy_s[int(call.at_s / NEED_WINDOW_S)] += len(call.prompt) / 1e3 if role is PREFILL else decoding_s
-    return [((place + 0.5) * NEED_WINDOW_S, busy_s[place] / NEED_WINDOW_S) for place in range(max(busy_s) + 1)]
+        decoding_ms = call.answer_tokens * speed.step_ms / speed.batch
+        busy_ms[int(call.at_s / NEED_WINDOW_S)] += (
+            len(call.prompt) * speed.prompt_token_ms if role is PREFILL else decoding_ms
+        )
+    return [((place + 0.5) * NEED_WINDOW_S, busy_ms[place] / NEED_WINDOW_S / 1e3) for place in range(max(busy_ms) + 1)]

@@ -1,7 +1,7 @@
 """Roles and replicas of a simulated cluster under shifting loads: how soon they follow, and whether they oscillate.
 
     .venv/bin/python -m baton.lab.benchmarks.cluster.planner [--loads "square wave" ...] [--seeds 5] [--jobs 2]
-                                     [--traces FILE ... --speed 1.7] [--json FILE] [--pictures FOLDER]
+                                     [--traces FILE ... --speed 0.5 --requests 4000] [--json FILE] [--pictures FOLDER]
 
 Router, planner, workers and drains are the real code in virtual time (`lab/planning/`). Each load runs with each seed
 with fixed roles and with `--planner act`; a growing load with fixed numbers of workers and with the autoscalers of
@@ -20,7 +20,18 @@ from pathlib import Path
 from statistics import median
 
 from baton.lab.planning.autoscaler import read_autoscaler
-from baton.lab.planning.loads import COSTS, FLAGS, GROWING, LOADS, OVERHEADS, SHAPE, TARGETS, workers_needed
+from baton.lab.planning.loads import (
+    FAST,
+    FLAGS,
+    GROWING,
+    LOADS,
+    OVERHEADS,
+    SHAPE,
+    SLOW,
+    TARGETS,
+    WorkerSpeed,
+    workers_needed,
+)
 from baton.lab.planning.operation import OperationRecord, OperationSetting, followed_s, operate, reversals, turns
 from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
 from baton.lab.report.result import (
@@ -54,6 +65,11 @@ class PlannerCase:
     seed: int
     traces: tuple[Path, ...] = ()
     speed: float = 1.0
+    requests: int = sys.maxsize
+
+    @property
+    def workers(self) -> WorkerSpeed:
+        return FAST if self.traces else SLOW
 
     @property
     def calls(self) -> tuple[SizingCall, ...]:
@@ -61,7 +77,9 @@ class PlannerCase:
             return (GROWING if self.load == "growing" else LOADS[self.load]).draw(self.seed)
         calls, began_s = list[SizingCall](), 0.0
         for trace in self.traces:
-            calls += (replace(each, at_s=each.at_s + began_s) for each in busiest(trace, 1, sys.maxsize, self.speed)[0])
+            calls += (
+                replace(each, at_s=each.at_s + began_s) for each in busiest(trace, 1, self.requests, self.speed)[0]
+            )
             began_s = calls[-1].at_s
         return tuple(calls)
 
@@ -85,7 +103,7 @@ def run_case(case: PlannerCase) -> tuple[PlannerRound, OperationRecord]:
     scales = case.load == "growing"
     specs = {role: read_autoscaler(MANIFEST, f"baton-{role}") for role in WorkerRole} if case.mode == REPLICAS else {}
     setting = OperationSetting(flags, specs, DEATHS_PER_H)
-    record = operate(shape, COSTS, OVERHEADS, setting, case.seed, calls)
+    record = operate(shape, case.workers.costs, OVERHEADS, setting, case.seed, calls)
     figures = figures_of(record.answers, targets)
     replicas = [[each.replicas[role] for each in record.samples] for role in WorkerRole]
     changes = sum(map(_changes, replicas)) if scales else len(record.changes)
@@ -116,7 +134,8 @@ def _setting(case: PlannerCase, calls: Sequence[SizingCall]) -> tuple[ClusterSha
     longest = max(len(each.prompt) + each.answer_tokens for each in calls)
     flags = ("--ttft-slo-ms", str(TRACE_TTFT_MS), "--tbt-slo-ms", str(TARGETS.tbt_ms), *planner)
     kept = max(SHAPE.kv_tokens, 3 * longest)
-    return replace(shape, context_tokens=longest + 1, kv_tokens=kept), replace(TARGETS, ttft_ms=TRACE_TTFT_MS), flags
+    shape = replace(shape, context_tokens=longest + 1, kv_tokens=kept, max_sequences=FAST.batch)
+    return shape, replace(TARGETS, ttft_ms=TRACE_TTFT_MS), flags
 
 
 def _changes(numbers: Sequence[int]) -> int:
@@ -149,7 +168,7 @@ def picture(case: PlannerCase, record: OperationRecord) -> str:
         counts = [
             (each.at_s, each.replicas[role] if case.mode == REPLICAS else each.serving[role]) for each in record.samples
         ]
-        needed = tuple((at_s / 60, workers) for at_s, workers in workers_needed(case.calls, role))
+        needed = tuple((at_s / 60, workers) for at_s, workers in workers_needed(case.calls, role, case.workers))
         curves += [DrawnCurve(f"{role} workers", _steps(counts)), DrawnCurve(f"{role} load", needed, is_dashed=True)]
     title = f"{case.load}: workers of each role ({case.mode})"
     return draw_lines(LineChart(title, Axis("minutes"), Axis("workers"), tuple(curves)))
@@ -164,13 +183,15 @@ def _steps(counts: Sequence[tuple[float, int]]) -> tuple[tuple[float, float], ..
     return tuple((at_s / 60, float(number)) for at_s, number in [*corners, counts[-1]])
 
 
-def cases_of(loads: Sequence[str], seeds: int, traces: Sequence[Path], speed: float) -> list[PlannerCase]:
+def cases_of(
+    loads: Sequence[str], seeds: int, traces: Sequence[Path], speed: float, requests: int
+) -> list[PlannerCase]:
     if traces:
         names, files = [" then ".join(each.stem for each in traces)], tuple(traces)
     else:
         names, files = list(loads), ()
     return [
-        PlannerCase(name, mode, seed, files, speed)
+        PlannerCase(name, mode, seed, files, speed, requests)
         for name in names
         for mode in (FIXED, REPLICAS if name == "growing" else ROLES)
         for seed in range(seeds)
@@ -185,9 +206,12 @@ def main() -> int:
         jobs=(2, "number of processes"),
         traces=list[str](),
         speed=(1.0, "factor of the traces' rate"),
+        requests=(sys.maxsize, "number of a trace's requests: the stretch with the most tokens per second"),
         pictures=(None, "folder for the charts"),
     )
-    cases = cases_of(options.loads, options.seeds, [Path(each) for each in options.traces], options.speed)
+    cases = cases_of(
+        options.loads, options.seeds, [Path(each) for each in options.traces], options.speed, options.requests
+    )
     os.environ["PYTHONHASHSEED"] = HASH_SEED
     with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
         runs = pool.map(run_case, cases, chunksize=1)

@@ -5,14 +5,14 @@ from unittest.mock import patch
 
 from baton.lab.benchmarks.cluster import planner
 from baton.lab.benchmarks.cluster.planner import FIXED, REPLICAS, ROLES, PlannerCase, picture, run_case
-from baton.lab.planning.loads import ANSWERS, BALANCED, LOADS, SPREAD, STEP_MS, steps
+from baton.lab.planning.loads import ANSWERS, BALANCED, LOADS, SLOW, SPREAD, steps
 from baton.lab.planning.operation import RoleChange, followed_s, reversals, turns
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.planner import AVERAGED, PlannerTiming
 
 PREFILL, DECODE = WorkerRole.PREFILL, WorkerRole.DECODE
 TIMING = PlannerTiming()
-ANSWER_S = (1 + SPREAD) * ANSWERS.answer_tokens * STEP_MS / 1e3  # until slots show a shift to longer answers
+ANSWER_S = (1 + SPREAD) * ANSWERS.answer_tokens * SLOW.step_ms / 1e3  # until slots show a shift to longer answers
 
 
 def test_role_follows_longer_answers_and_more_requests_meet_the_slos() -> None:

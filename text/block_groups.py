@@ -139,7 +139,9 @@ class BlockGroups:
         def has_windows(block_hash: bytes) -> bool:
             return all(has(self.name(block_hash, group)) for group in range(self.whole, self.count))
 
-        columns = sum(1 for _ in takewhile(has if self.whole == 1 else has_whole, hashes))
+        columns = len(hashes)
+        if self.whole:
+            columns = sum(1 for _ in takewhile(has if self.whole == 1 else has_whole, hashes))
         if not self.windowed:
             return columns
         if first_live is not None:
@@ -149,8 +151,9 @@ class BlockGroups:
                 return 0  # nothing is cached: blocks before the window are merely not needed
             return columns if not live else first_live + known
         while columns:
-            first = self.first_live_behind(columns)
-            lacking = next((c for c in reversed(range(first, columns)) if not has_windows(hashes[c])), None)
+            # From the first column, so that a model without whole groups skips a window at a time if none is known.
+            window = range(self.first_live_behind(columns), columns)
+            lacking = next((c for c in window if not has_windows(hashes[c])), None)
             if lacking is None:
                 break
             columns = lacking  # every prefix between needs this column too

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from baton.engine.config.config_file import read_model_config
@@ -118,6 +120,28 @@ def test_a_prefix_whose_window_was_evicted_is_found_as_far_as_a_window_is_there(
     pool.distrust([block])
     assert pool.known_columns(names(24)) == 4
     assert acquire(pool, names(24), columns=6).cached_columns == 4
+
+
+@pytest.mark.parametrize("whole", [0, 1])
+def test_known_columns_of_an_unknown_prompt_take_one_lookup_per_window(whole: int) -> None:
+    groups, looked_up = BlockGroups(whole, 2, window_tokens=32, block_tokens=BLOCK), list[bytes]()
+
+    def has(name: bytes) -> bool:
+        looked_up.append(name)
+        return False
+
+    assert groups.known_columns(names(1600), has) == 0
+    assert len(looked_up) <= 400 / (32 / BLOCK) + 1
+
+
+@given(st.integers(0, 1), st.integers(1, 12), st.sets(st.tuples(st.integers(0, 9), st.integers(0, 2))))
+def test_known_columns_are_the_longest_prefix_whose_window_is_known(
+    whole: int, window_tokens: int, unknown: set[tuple[int, int]]
+) -> None:
+    groups, hashes = BlockGroups(whole, 2, window_tokens, BLOCK), names(40)
+    lost = {groups.name(hashes[column], group) for column, group in unknown}
+    known = [count for count in range(11) if lost.isdisjoint(groups.names(hashes[:count]))]
+    assert groups.known_columns(hashes, lambda name: name not in lost) == max(known)
 
 
 def test_blocks_behind_a_window_are_evicted_before_all_others(pool: BlockPool) -> None:

@@ -197,8 +197,14 @@ class Scheduler:
         favoured = self._make_room(draft)
         self._add_answers(draft, drafts=favoured is None)
         self._add_prompts(draft, now_s, favoured)
-        while not draft.chunks and draft.short and (newest := self._giving_way(draft.oldest_short)) is not None:
-            draft.swaps_out += self.batch.preempt(newest)
+        while not draft.chunks and draft.short:
+            oldest = draft.oldest_short
+            if oldest is not None and oldest is not favoured and self.pool.available >= self.pool.column_blocks:
+                favoured = oldest  # it takes a column that is reserved for growth, rather than that of another sequence
+            elif (newest := self._giving_way(oldest)) is not None:
+                draft.swaps_out += self.batch.preempt(newest)
+            else:
+                break
             draft.short.clear()
             self._add_prompts(draft, now_s, favoured)
         return self._begin(draft)

@@ -93,6 +93,17 @@ def test_waiting_reservation_leaves_running_prompts_their_blocks() -> None:
     assert scheduler.reserve(request(3, 4)) is not None
 
 
+def test_prompt_takes_a_column_kept_for_growth_before_another_sequence_is_preempted() -> None:
+    scheduler = scheduler_of(blocks=9, answer_tokens=0)
+    scheduler.add(request(1, 32))
+    step(scheduler)
+    scheduler.add(request(2, 24, urgent=True))
+    step(scheduler)
+    scheduler.pool.allocate(scheduler.pool.available - 1)
+    assert step(scheduler) == [(1, 8, 4)]
+    assert scheduler.counters.preemptions == 0
+
+
 def test_younger_answers_release_blocks_for_the_oldest_prompt() -> None:
     scheduler = scheduler_of(blocks=8, answer_tokens=0)
     scheduler.add(request(1, 32))
@@ -116,6 +127,7 @@ def test_younger_prompt_releases_blocks_for_an_older_one_while_a_transfer_holds_
     scheduler.add(replace(request(2, 16), objectives=Objectives(first_token_at_s=1.0, ttft_s=1.0)))
     assert step(scheduler) == [(2, 0, 4)]
     assert scheduler.reserve(request(3, 28)) is not None
+    scheduler.pool.allocate(scheduler.pool.available)
     assert [chunk.request_id for chunk in chunks_at(scheduler, 5.0)] == [1], "now that the other is late"
     assert [each.request.request_id for each in scheduler.batch.waiting] == [2]
 

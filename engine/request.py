@@ -8,13 +8,14 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import lru_cache
+from typing import ClassVar, NamedTuple
 
 from baton.engine.kv_cache.sessions import SessionTurn
 from baton.engine.sampling.params import SamplingParams
 from baton.text.pooling import Pooling
 
-UNKNOWN = 0  # placeholder of a token that is not sampled yet
+UNKNOWN_TOKEN = (0,)  # tokens of a chunk whose token is not sampled yet
 
 
 class Sample(NamedTuple):
@@ -66,7 +67,7 @@ class Chunk(NamedTuple):
     scored: Scored | None = None
     pooled: Pooled | None = None
     adapter: int = 0  # number of a loaded adapter, see engine/lora/adapters.py; 0: none
-    follows: int | None = None  # index of the chunk in the previous plan that samples this chunk's UNKNOWN token
+    follows: int | None = None  # index of the chunk in the previous plan that samples this chunk's UNKNOWN_TOKEN
     is_draft: bool = False
     """Whether the token is a draft: the result is void if the plan's preceding chunk samples another token."""
 
@@ -133,6 +134,7 @@ class NonFinite:
     cause: str = ""  # why the answer could not follow its grammar; empty for another failure
     kv_suspect: bool = field(default=False, compare=False)
     """Whether logits were non-finite before any mask or bias: KV that the chunk read may be corrupt."""
+    late: ClassVar[bool] = False
 
 
 class Computed(NamedTuple):
@@ -143,6 +145,12 @@ class Computed(NamedTuple):
 
 
 ChunkResult = Computed | NonFinite
+
+
+def computed_token(token_id: int, logprob: float) -> Computed:
+    """Return the result of a chunk with one sample, in half the time of calling the types."""
+    drawn = tuple.__new__(Drawn, (token_id, logprob, ()))
+    return tuple.__new__(Computed, ((drawn,), (), (), False))
 
 
 def pooled(pooling: Pooling | None, start: int, end: int, prompt_tokens: int) -> Pooled | None:
@@ -306,10 +314,12 @@ def uniform(seed: int, choice: int, position: int) -> float:
     (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014), so that neighbouring values are
     unrelated.
     """
-    state = mix(seed)
-    state = mix(state ^ choice)
-    state = mix(state ^ position)
-    return (state >> 11) * 2.0**-53
+    return (mix(_mixed(seed, choice) ^ position) >> 11) * 2.0**-53
+
+
+@lru_cache(maxsize=4096)
+def _mixed(seed: int, choice: int) -> int:
+    return mix(mix(seed) ^ choice)
 
 
 def mix(value: int) -> int:

@@ -23,13 +23,14 @@ class BlockTable:
         self._first_live = first_live
         self._numbers: array[int] | None = None  # cached array of `_blocks`
         self._released = False
+        self.own_column: int | None = None
+        """Column that is being written and has no other owner; None: not known."""
 
     @property
     def numbers(self) -> "array[int]":
         """Block ids as a contiguous array, which steps read. Read-only. Raises: BlockError after the release."""
-        blocks = self.blocks
         if self._numbers is None:
-            self._numbers = array("q", blocks)
+            self._numbers = array("q", self.blocks)
         return self._numbers
 
     @property
@@ -84,6 +85,7 @@ class BlockTable:
 
     def fork(self, columns: int) -> "BlockTable":
         """Return another table over the first `columns` columns, which shares their blocks."""
+        self.own_column = None
         for block in self.held(0, columns):
             self._pool.share(block)
         return BlockTable(self._pool, self.blocks[: columns * self.groups.count], self._first_live)
@@ -95,6 +97,7 @@ class BlockTable:
         """
         count, held, references = self._pool.column_blocks, self.blocks, self._pool.references
         shared = [place for place in range(column * count, (column + 1) * count) if references(held[place]) > 1]
+        self.own_column = column
         if not shared:
             return []
         blocks, copies = list(held), []
@@ -113,6 +116,7 @@ class BlockTable:
         column = position // block_tokens
         if column == self.columns:
             self.append(1)
+            self.own_column = column
             return []
         return self.make_writable(column)
 
@@ -151,7 +155,7 @@ class BlockTable:
         `keep`: retention of the session whose turn this was. Raises: BlockError the second time.
         """
         blocks = self.held_blocks
-        self._released = True
+        self._released, self._numbers = True, None
         for block in reversed(blocks):
             self._pool.release(block, keep)
 

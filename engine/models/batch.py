@@ -114,12 +114,14 @@ def make_batch(
         range(len(chunks)), key=lambda index: (batch_order(is_long[index], chunks[index].adapter), others[index])
     )
     chunk_rows = [slice(0, 0)] * len(chunks)
-    numbers = BatchNumbers(groups)
-    for index in order:
+    numbers, single = BatchNumbers(groups), len(chunks) - sum(is_long)
+    numbers.add_single([chunks[index] for index in order[:single]], block_tokens)
+    for row, index in enumerate(order[:single]):
+        chunk_rows[index] = slice(row, row + 1)
+    for index in order[single:]:
         chunk_rows[index] = numbers.add(chunks[index], block_tokens)
     adapted = adapter_run(numbers.adapters)
     chosen = numbers.adapters[adapted]
-    single = len(chunks) - sum(is_long)
     row_starts = array("q", [0, *itertools.accumulate(len(chunks[index].token_ids) for index in order[single:])])
     token_ids, positions, ends, block_ids, prefill_starts, chosen_ids, *of_groups = numbers.tensors(
         device, row_starts, chosen
@@ -179,25 +181,33 @@ class BatchNumbers:
         self.block_starts = array("q", [0])  # start of each table among the block ids of a group
         self._block_ids = [array("q") for _ in range(groups)]
 
+    def add_single(self, chunks: Sequence[Chunk], block_tokens: int) -> None:
+        """Add chunks of one token each, column by column: decode, the most frequent case."""
+        starts, groups = [chunk.start for chunk in chunks], len(self.slots)
+        columns = [start // block_tokens for start in starts]
+        self.token_ids.extend([chunk.token_ids[0] for chunk in chunks])
+        self.positions.extend(starts)
+        self.ends.extend([start + 1 for start in starts])
+        self.adapters.extend([chunk.adapter for chunk in chunks])
+        for group, (slots, block_ids) in enumerate(zip(self.slots, self._block_ids, strict=True)):
+            tables = [chunk.block_table if groups == 1 else chunk.block_table[group::groups] for chunk in chunks]
+            for table, column, start in zip(tables, columns, starts, strict=True):
+                slots.append(table[column] * block_tokens + start % block_tokens)
+                block_ids.extend(table[: column + 1])
+        begin = self.block_starts.pop()
+        self.block_starts.extend(itertools.accumulate([column + 1 for column in columns], initial=begin))
+
     def add(self, chunk: Chunk, block_tokens: int) -> slice:
         """Add a chunk, and return its rows in the batch."""
         first, groups, end = len(self.token_ids), len(self.slots), chunk.end
         blocks = -(-end // block_tokens)
-        if is_single := end == chunk.start + 1:  # decode, the most frequent case
-            self.token_ids.append(chunk.token_ids[0])
-            self.positions.append(chunk.start)
-            self.adapters.append(chunk.adapter)
-        else:
-            self.token_ids.extend(chunk.token_ids)
-            self.positions.extend(range(chunk.start, end))
-            self.adapters.extend(itertools.repeat(chunk.adapter, end - chunk.start))
+        self.token_ids.extend(chunk.token_ids)
+        self.positions.extend(range(chunk.start, end))
+        self.adapters.extend(itertools.repeat(chunk.adapter, end - chunk.start))
         for group, (slots, block_ids) in enumerate(zip(self.slots, self._block_ids, strict=True)):
             table = chunk.block_table if groups == 1 else chunk.block_table[group::groups]
-            if is_single:
-                slots.append(table[chunk.start // block_tokens] * block_tokens + chunk.start % block_tokens)
-            else:
-                _add_slots(slots, chunk, table, block_tokens)
-            block_ids.extend(table if len(table) == blocks else table[:blocks])
+            _add_slots(slots, chunk, table, block_tokens)
+            block_ids.extend(table[:blocks])
         self.block_starts.append(self.block_starts[-1] + blocks)
         self.ends.append(end)
         return slice(first, len(self.token_ids))

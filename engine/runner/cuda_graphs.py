@@ -24,8 +24,8 @@ from baton.engine.models.batch import ALIGNED_BYTES, Batch, BatchNumbers, Model,
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.feed_forward import ExpertStack, FeedForward, Gated, Ungated
 from baton.engine.parallel.model import ParallelModel, SummedLinear
-from baton.engine.request import Chunk, ChunkResult, Computed, Drawn, NonFinite, Sample
-from baton.engine.runner.launched import DrawNumbers, Launched
+from baton.engine.request import Chunk, ChunkResult, Computed, NonFinite, Sample, computed_token
+from baton.engine.runner.launched import Launched, draw_columns
 from baton.engine.sampling.params import SamplingParams
 from baton.kernels.sampling import sample_tokens
 from baton.kernels.types import DecodeRows, GroupRows, KvPages, Sampled
@@ -261,31 +261,29 @@ def _result(token_id: int, logprob: float, wanted: bool) -> ChunkResult:
     """Return one row's result. A non-finite hidden row yields the log-probability NaN."""
     if math.isnan(logprob):
         return NonFinite(kv_suspect=True)
-    return Computed((Drawn(token_id, logprob),) if wanted else ())
+    return computed_token(token_id, logprob) if wanted else Computed()
 
 
 def _columns(
     chunks: Sequence[Chunk], rows: int, drawn: int, block_tokens: int, draws_on_device: bool, groups: int
 ) -> list[array]:  # type: ignore[type-arg]
     """Return the inputs of a step, padded to `rows`. `drawn`: number of sampled tokens stored before the rows' own."""
-    numbers, draws = BatchNumbers(groups), DrawNumbers()
-    sources = array("q", range(drawn, drawn + rows))
+    numbers, sources = BatchNumbers(groups), array("q", range(drawn, drawn + rows))
+    numbers.add_single(chunks, block_tokens)
     for place, chunk in enumerate(chunks):
-        numbers.add(chunk, block_tokens)
         if chunk.follows is not None:
             sources[place] = chunk.follows
-        draws.add(chunk.samples[0] if draws_on_device and chunk.samples else UNDRAWN, chunk.end)
     padding = rows - len(chunks)
     for column in (numbers.token_ids, numbers.positions, numbers.ends):
         column.extend(repeat(0, padding))
+    samples = [chunk.samples[0] if draws_on_device and chunk.samples else UNDRAWN for chunk in chunks]
+    samples += repeat(UNDRAWN, padding)
     for slots in numbers.slots:
         slots.extend(repeat(NO_SLOT, padding))
     starts = [numbers.starts_of(group) for group in range(groups)]
     starts = [each + array("q", repeat(each[-1], padding)) for each in starts]
-    for _ in range(padding):
-        draws.add(UNDRAWN, 0)
     made: list[array] = [numbers.token_ids, sources, numbers.positions, numbers.ends]  # type: ignore[type-arg]
-    made += draws.columns
+    made += draw_columns(samples, numbers.ends)
     for slots, own_starts in zip(numbers.slots, starts, strict=True):
         made += slots, own_starts
     return [*made, numbers.block_ids]

@@ -98,25 +98,24 @@ def launch_draws(
     return Launched(token_ids[firsts], _Fetched(wanted.counts, token_ids, logprobs, spoilt == 0).results)
 
 
-class DrawNumbers:
-    """Sampling parameters and random numbers as columns to copy to a device, one entry per sample."""
+def draw_columns(
+    samples: Sequence[Sample], positions: Sequence[int]
+) -> "tuple[array[int], array[float], array[float], array[float]]":
+    """Return columns to copy to a device, one entry per sample: top_k, uniform, temperature and top_p.
 
-    def __init__(self) -> None:
-        self._top_k, self._numbers = array("q"), array("d")
-        self._temperature, self._top_p = array("f"), array("f")
-
-    def add(self, sample: Sample, position: int) -> None:
-        """Add a sample. `position`: absolute position of the sampled token."""
-        params = sample.params
-        self._top_k.append(params.top_k)
-        self._numbers.append(0.0 if params.greedy else uniform(params.seed, sample.choice, position))
-        self._temperature.append(params.temperature)
-        self._top_p.append(params.top_p)
-
-    @property
-    def columns(self) -> "tuple[array[int], array[float], array[float], array[float]]":
-        """Columns top_k, uniform, temperature and top_p, as `sample_tokens` expects them."""
-        return self._top_k, self._numbers, self._temperature, self._top_p
+    They are as `sample_tokens` expects them. `positions`: absolute position of each sampled token.
+    """
+    params = [sample.params for sample in samples]
+    numbers = [
+        0.0 if sample.params.greedy else uniform(sample.params.seed, sample.choice, position)
+        for sample, position in zip(samples, positions, strict=True)
+    ]
+    return (
+        array("q", [each.top_k for each in params]),
+        array("d", numbers),
+        array("f", [each.temperature for each in params]),
+        array("f", [each.top_p for each in params]),
+    )
 
 
 class _Wanted:
@@ -124,15 +123,16 @@ class _Wanted:
 
     def __init__(self, chunks: Sequence[Chunk], chunk_rows: Sequence[slice]) -> None:
         self.counts = [len(chunk.samples) for chunk in chunks]
-        rows, firsts, draws = array("q"), array("q"), DrawNumbers()
+        rows, firsts = array("q"), array("q")
+        samples, positions = list[Sample](), list[int]()
         owners = array("q", bytes(8 * max(place.stop for place in chunk_rows)))  # index of each row's chunk
         for index, (chunk, place) in enumerate(zip(chunks, chunk_rows, strict=True)):
             firsts.append(len(rows) if chunk.samples else 0)
             owners[place] = array("q", [index]) * (place.stop - place.start)
-            for sample in chunk.samples:
-                rows.append(place.stop - 1)
-                draws.add(sample, chunk.end)
-        self.columns = (rows, firsts, owners, *draws.columns)
+            rows.extend([place.stop - 1] * len(chunk.samples))
+            samples += chunk.samples
+            positions += [chunk.end] * len(chunk.samples)
+        self.columns = (rows, firsts, owners, *draw_columns(samples, positions))
 
 
 class _Fetched:

@@ -1,13 +1,14 @@
 """Records of what each step computed and how its time was spent, for explaining the latency of a token."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from itertools import takewhile
+from operator import sub
 from typing import NamedTuple, Protocol
 
-from baton.engine.request import ChunkResult, Computed, Plan
+from baton.engine.request import Chunk, ChunkResult, Plan
 from baton.engine.runner.thread_meter import ThreadTimes
 from baton.engine.scheduler.batch import RunningBatch
 from baton.engine.scheduler.speculation import Speculation, StepPrices
@@ -179,37 +180,49 @@ class StepRecorder:
         now, before = self._meter.read(), self._before
         interval_s = timing.ended - (timing.started - idle_s if self._ended is None else self._ended)
         self._before, self._ended, self._number = now, timing.ended, self._number + 1
-        answers, contexts, prompts = [], [], []
-        drafted: dict[tuple[int, int], int] = {}  # number of drafted tokens, by request id and choice
-        for chunk in step.plan.chunks:
-            if chunk.is_draft:
-                key = chunk.request_id, chunk.samples[0].choice
-                drafted[key] = drafted.get(key, 0) + 1
-            elif len(chunk.token_ids) == 1 and chunk.samples:
-                answers.append(chunk.request_id)
-                contexts.append(chunk.end)
-            else:
-                prompts.append(PromptChunk(chunk.request_id, len(chunk.token_ids)))
         plan, batch = step.plan, self._batch
+        answers: Sequence[Chunk] = plan.chunks
+        prompts: tuple[PromptChunk, ...] = ()
+        drafts: tuple[DraftPart, ...] = ()
+        if plan.prompt_tokens:
+            answers, others = _divided(plan.chunks, _is_answer)
+            prompts = tuple(PromptChunk(chunk.request_id, len(chunk.token_ids)) for chunk in others)
+        if self._speculation is not None:
+            drafted, answers = _divided(answers, lambda chunk: chunk.is_draft)
+            counts = Counter((chunk.request_id, chunk.samples[0].choice) for chunk in drafted)
+            drafts = tuple(DraftPart(*key, tokens) for key, tokens in counts.items())
         return StepRecord(
             timing.started,
             timing.ended,
             number=self._number,
-            spent=_spent(interval_s, idle_s, step, ThreadTimes(*(a - b for a, b in zip(now, before, strict=True)))),
-            answers=tuple(answers),
-            contexts=tuple(contexts),
-            prompts=tuple(prompts),
-            drafts=tuple(DraftPart(*key, tokens) for key, tokens in drafted.items()),
-            prices=self._speculation.prices if drafted and self._speculation is not None else NO_PRICES,
+            spent=_spent(interval_s, idle_s, step, ThreadTimes(*map(sub, now, before))),
+            answers=tuple([chunk.request_id for chunk in answers]),
+            contexts=tuple([chunk.start + 1 for chunk in answers]),
+            prompts=prompts,
+            drafts=drafts,
+            prices=self._speculation.prices if drafts and self._speculation is not None else NO_PRICES,
             moved_blocks=len(plan.copies) + len(plan.swaps_out) + len(plan.swaps_in),
             late=_late(step),
             preempted=_preempted(batch),
-            held_blocks=batch.pool.counts.held,
+            held_blocks=batch.pool.total_blocks - batch.pool.available,
             waiting=len(batch.waiting),
             calls=tuple(calls),
             observed_s=step.observed_s,
             period_s=step.period_s,
         )
+
+
+def _divided(chunks: Sequence[Chunk], belongs: Callable[[Chunk], bool]) -> tuple[list[Chunk], list[Chunk]]:
+    """Return the chunks for which `belongs` is true, and the others."""
+    found: tuple[list[Chunk], list[Chunk]] = [], []
+    for chunk in chunks:
+        found[not belongs(chunk)].append(chunk)
+    return found
+
+
+def _is_answer(chunk: Chunk) -> bool:
+    """Return whether a chunk is the newest token of an answer, or a drafted one."""
+    return len(chunk.token_ids) == 1 and bool(chunk.samples)
 
 
 def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes) -> StepTimeBreakdown:
@@ -218,7 +231,7 @@ def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes)
 
     def take(seconds: float) -> float:
         nonlocal left_s
-        taken = max(0.0, min(seconds, left_s))
+        taken = 0.0 if seconds <= 0.0 else seconds if seconds < left_s else left_s
         left_s -= taken
         return taken
 
@@ -273,7 +286,7 @@ class HandOver:
         passed_s, self._taken_s = now_s - self._taken_s, now_s
         earlier_s = max(0.0, held_s - passed_s)
         held_s -= earlier_s
-        times = ThreadTimes(*(a - b for a, b in zip(now, before, strict=True)))
+        times = ThreadTimes(*map(sub, now, before))
         collected_s = times.own_collections_s + times.other_collections_s
         ran_s = max(0.0, times.running_s - times.own_collections_s)
         self.since = LoopDelay(ran_s, collected_s, self._queued_s(times.queued_s, passed_s))
@@ -291,11 +304,8 @@ class HandOver:
 
 
 def _late(step: DoneStep) -> tuple[ChoiceKey, ...]:
-    return tuple(
-        ChoiceKey(chunk.request_id, chunk.samples[0].choice)
-        for chunk, result in zip(step.plan.chunks, step.results, strict=False)
-        if isinstance(result, Computed) and result.late
-    )
+    late = [chunk for chunk, result in zip(step.plan.chunks, step.results, strict=False) if result.late]
+    return tuple([ChoiceKey(chunk.request_id, chunk.samples[0].choice) for chunk in late]) if late else ()
 
 
 def _preempted(batch: RunningBatch) -> tuple[ChoiceKey, ...]:

@@ -57,6 +57,8 @@ class SamplingParams(SamplingNumbers):
     filters_by_rank_alone: bool = field(init=False, repr=False, compare=False)  # whether only top-k and top-p filter
     first_draws: int = field(init=False, repr=False, compare=False)  # number of tokens sampled after the prompt
     is_narrow: bool = field(init=False, repr=False, compare=False)  # whether filters process only the top k tokens
+    drawn_alone: bool = field(init=False, repr=False, compare=False)
+    """Whether sampling needs only logits and a random number, without beams or reported alternatives."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -72,13 +74,9 @@ class SamplingParams(SamplingNumbers):
         object.__setattr__(self, "filters_by_rank_alone", by_rank)
         object.__setattr__(self, "first_draws", self.n if self.beam is None else 1)
         object.__setattr__(self, "is_narrow", 0 < self.top_k <= NARROW_TOP_K)
+        object.__setattr__(self, "drawn_alone", self.takes_any_token and self.logprobs == 0 and self.beam is None)
         if self.beam is not None:
             _check_beam(self, self.beam)
-
-    @property
-    def drawn_alone(self) -> bool:
-        """Return whether sampling needs only logits and a random number, without beams or reported alternatives."""
-        return self.takes_any_token and self.logprobs == 0 and self.beam is None
 
     @property
     def places(self) -> int:

@@ -98,10 +98,11 @@ def unfilled_slots(running: Iterable[ScheduledSequence], block_tokens: int) -> i
     for sequence in running:
         complete, rest = divmod(sequence.computed_tokens, block_tokens)
         table = sequence.held()
-        for index in range(complete, table.columns):
-            for block in table.column(index):
-                filled[block] = max(filled.get(block, 0), rest)
-            rest = 0
+        count = table.groups.count
+        for place, block in enumerate(table.blocks[complete * count :], start=-count):
+            if place == 0:
+                rest = 0  # behind the first column
+            filled[block] = max(filled.get(block, 0), rest)
     return len(filled) * block_tokens - sum(filled.values())
 
 
@@ -180,7 +181,7 @@ class RunningBatch:
     @property
     def running_sequences(self) -> int:
         """Number of running choices. A running prompt counts once per choice, a `prefill_only` prompt only once."""
-        return sum(max(1, sequence.places) for sequence in self.running)
+        return sum([1 if each.request.prefill_only else each.choices for each in self.running])
 
     @property
     def used_slots(self) -> int:

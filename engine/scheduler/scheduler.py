@@ -63,23 +63,31 @@ def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None
     Return None if that step's results are needed first: a prompt must be computed or admitted, a request reads its
     earlier tokens or samples several candidates, or blocks are short.
     """
-    place = {id(sequence): index for index, sequence in enumerate(batch.in_flight.latest)}
     if batch.waiting:
         return None
-    draft = PlanBuilder()
-    continued: list[ScheduledSequence] = []
+    latest, pool = batch.in_flight.latest, batch.pool
+    may_lack = len(batch.running) * pool.column_blocks > pool.available
+    if latest.repeats and batch.running.are(latest.sequences) and not may_lack:
+        return latest.repeated(block_tokens)
+    place = {id(sequence): index for index, sequence in enumerate(latest.sequences)}
+    continued, left_tokens = list[ScheduledSequence](), sys.maxsize
     for sequence in batch.running:
-        if not sequence.request.params.drawn_alone or sequence.uncomputed_tokens != 1 or sequence.made_tokens == 0:
+        request, tokens = sequence.request, len(sequence.token_ids)
+        is_answer = tokens - sequence.computed_tokens == 1 and tokens > len(request.token_ids)
+        if not (is_answer and request.params.drawn_alone):
             return None
-        if id(sequence) not in place or sequence.answer_tokens + 1 < sequence.request.params.max_tokens:
+        left = request.longest_tokens - tokens - (id(sequence) in place)
+        if left:
             continued.append(sequence)
+            left_tokens = min(left_tokens, left)
     # Next position to write; one later for a sequence that is in flight.
     writes = [Write(each.held(), each.computed_tokens + (id(each) in place)) for each in continued]
-    may_lack = len(writes) * batch.pool.column_blocks > batch.pool.available
-    if may_lack and blocks_to_write(writes, batch.pool, block_tokens) > batch.pool.available:
+    if may_lack and blocks_to_write(writes, pool, block_tokens) > pool.available:
         return None
-    for sequence, write in zip(continued, writes, strict=True):
-        draft.copies += write.table.grow(write.position, block_tokens)
+    draft = PlanBuilder(repeats=left_tokens - 1)
+    for sequence, (table, position) in zip(continued, writes, strict=True):
+        if position // block_tokens != table.own_column:
+            draft.copies += table.grow(position, block_tokens)
         if id(sequence) in place:
             draft.follow(sequence, place[id(sequence)])
         else:
@@ -223,21 +231,30 @@ class Scheduler:
     def commit(self, plan: Plan, results: Sequence[ChunkResult]) -> list[SchedulerOutcome]:
         """Apply the results of the oldest in-flight step; `results` is parallel to its plan's chunks."""
         outcomes: list[SchedulerOutcome] = []
-        in_flight = self.batch.in_flight
-        sequences = in_flight.finish()
+        sequences, ended = self.batch.in_flight.finish(), self.batch.in_flight.ended
         right: list[ScheduledSequence] = []  # sequence of each right draft
+        block_tokens, windowed = self._block_tokens, self.pool.groups.windowed > 0
         for sequence, chunk, result in zip(sequences, plan.chunks, results, strict=True):
-            if sequence.table is None or sequence in in_flight.ended or not sequence.draws(chunk):
-                continue  # the sequence ended after the plan, or the chunk follows a wrong draft
+            if sequence.table is None or sequence in ended:
+                continue  # the sequence ended after the plan
+            if chunk.is_draft and not sequence.draws(chunk):
+                continue  # the chunk follows a wrong draft
             if isinstance(result, NonFinite):
                 if result.kv_suspect:
                     self.pool.distrust(sequence.table.blocks)
                 self.abort(chunk.request_id)
                 outcomes.append(RequestFailed(chunk.request_id, result.cause))
                 continue
-            right += [sequence] * chunk.is_draft
+            if chunk.is_draft:
+                right.append(sequence)
             try:
-                outcomes += self._taken(sequence, chunk, result)
+                if chunk.follows is None:
+                    outcomes += self._taken(sequence, chunk, result)
+                else:  # a token that `plan_one_ahead` planned: fast path of `_taken`
+                    sequence.computed_tokens = end = chunk.start + 1
+                    if windowed or not end % block_tokens:
+                        sequence.publish(block_tokens)
+                    outcomes.append(self._draw(sequence, result.drawn[0]))
             except BlockError:
                 raise  # block accounting is broken: no request can be trusted
             except Exception as fault:  # noqa: BLE001 -- a fault of one request ends only that request
@@ -337,7 +354,7 @@ class Scheduler:
     def _begin(self, draft: PlanBuilder) -> Plan | None:
         plan = draft.finish()
         if plan is not None:
-            self.batch.in_flight.begin(draft.sequences)
+            self.batch.in_flight.begin(draft)
         return plan
 
     def _check(self, request: Request) -> None:
@@ -450,9 +467,9 @@ class Scheduler:
         for sequence, drafted in zip(answers, drafted_tokens, strict=True):
             draft.copies += sequence.held().grow(sequence.computed_tokens, self._block_tokens)
             draft.compute(sequence, budget_tokens=1)
-            for count in range(1, len(drafted) + 1):
-                draft.copies += sequence.held().grow(sequence.computed_tokens + count, self._block_tokens)
-                draft.guess(sequence, drafted[:count])
+            for length in range(1, len(drafted) + 1):
+                draft.copies += sequence.held().grow(sequence.computed_tokens + length, self._block_tokens)
+                draft.guess(sequence, drafted[:length])
 
     def _add_prompts(self, draft: PlanBuilder, now_s: float, favoured: ScheduledSequence | None) -> None:
         """Add prompt tokens next to the answers in `draft`. `favoured`: see `RunningBatch.grow`."""
@@ -524,17 +541,12 @@ class Scheduler:
         return [self._draw(choice, drawn) for choice, drawn in zip(choices, computed.drawn, strict=True)]
 
     def _draw(self, sequence: ScheduledSequence, drawn: Drawn) -> TokenMade:
-        request, offset = sequence.request, sequence.answer_tokens
-        end = end_reason(request.params, drawn.token_id, offset)
-        self._append(sequence, drawn.token_id, end)
-        return TokenMade(
-            request.request_id,
-            sequence.arrival_key.choice,
-            offset,
-            drawn,
-            end,
-            cached_tokens=sequence.cached_tokens or 0,
-        )
+        request, token_id = sequence.request, drawn.token_id
+        offset = len(sequence.token_ids) - sequence.prompt_tokens
+        end = end_reason(request.params, token_id, offset)
+        self._append(sequence, token_id, end)
+        choice, cached_tokens = sequence.arrival_key.choice, sequence.cached_tokens or 0
+        return tuple.__new__(TokenMade, (request.request_id, choice, offset, drawn, end, cached_tokens))
 
     def _append(self, sequence: ScheduledSequence, token_id: int, end: EndReason | None) -> None:
         sequence.token_ids.append(token_id)

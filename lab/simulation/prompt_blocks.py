@@ -44,7 +44,7 @@ class PromptBlocks:
     def _waits(self, scheduler: Scheduler) -> str | None:
         """Check that younger sequences released blocks for the oldest prompt that was denied in the last plan."""
         batch, newest = scheduler.batch, scheduler.batch.newest_preemptible()
-        computed = {id(each) for each in batch.in_flight.latest} if batch.in_flight else set()
+        computed = {id(each) for each in batch.in_flight.latest.sequences} if batch.in_flight else set()
         denied = [each for each in self._denied if each in batch.running and id(each) not in computed]
         oldest = min((each for each in denied if not each.request.prefill_only), key=_age, default=None)
         before = self._waiting.pop(id(scheduler), None)

@@ -48,7 +48,9 @@ MUTATIONS = [
     Mutation(SWAP, "if count > len(self._free):", "if count > len(self._free) + 1:"),
     Mutation(SEQUENCES, "(len(self.token_ids) - 1) // block_tokens", "len(self.token_ids) // block_tokens"),
     Mutation(SEQUENCES, "self.swapped.slots.release()", "pass"),
-    Mutation(SEQUENCES, "- self.request.prompt_tokens", "- len(self.request.token_ids)"),
+    Mutation(
+        SEQUENCES, "self.prompt_tokens = self.request.prompt_tokens", "self.prompt_tokens = len(self.request.token_ids)"
+    ),
     Mutation(BATCH, "new += pool.groups.count", "new += pool.groups.count - 1"),
     Mutation(BATCH, "rest = 0", "rest = rest"),
     Mutation(TABLE, "return self.make_writable(column)", "return []"),
@@ -59,7 +61,8 @@ MUTATIONS = [
     ),
     Mutation(SEQUENCES, "if sequence not in kept:", "if sequence in kept:"),
     Mutation(SCHEDULER, "each.computed_tokens + (id(each) in place)", "each.computed_tokens"),
-    Mutation(SCHEDULER, "batch.pool, block_tokens) > batch", "batch.pool, block_tokens) > 1 + batch"),
+    Mutation(SCHEDULER, "pool, block_tokens) > pool", "pool, block_tokens) > 1 + pool"),
+    Mutation(SEQUENCES, "if not start % block_tokens:", "if start % block_tokens == 1:"),
     Mutation(BATCH, "slots[skipped:]", "slots[: len(blocks)]"),
     Mutation(BATCH, "swapped.slots.release()", "pass"),
     Mutation(BATCH, "computed_tokens = swapped.tokens", "computed_tokens = swapped.tokens + 1"),
@@ -80,7 +83,7 @@ MUTATIONS = [
     Mutation(SEQUENCES, "self.uncomputed_tokens == 1 and not self.request.prefill_only", "self.uncomputed_tokens == 1"),
     Mutation(SEQUENCES, "table.held(self.readable_blocks, readable", "table.held(0, readable"),
     Mutation(BATCH, "chain(self.reserved.values(), self.pinned.values())", "self.reserved.values()"),
-    Mutation(SCHEDULER, "sequence.table is None or sequence in in_flight.ended", "not chunk.samples"),
+    Mutation(SCHEDULER, "sequence.table is None or sequence in ended", "not chunk.samples"),
 ]
 
 

@@ -102,6 +102,16 @@ def test_a_fork_shares_its_blocks(pool):
     assert pool.counts.held == 1
 
 
+def test_own_column_is_unknown_once_its_block_is_shared(pool):
+    table = BlockTable(pool, pool.allocate(1))
+    assert table.own_column is None
+    table.grow(1, 4)
+    assert table.own_column == 0
+    table.fork(1)
+    assert table.own_column is None
+    assert table.grow(1, 4) == [BlockCopy(source=0, destination=1)]
+
+
 def test_a_shared_block_is_copied_before_it_is_written(pool):
     table = BlockTable(pool, pool.allocate(2))
     fork = table.fork(2)

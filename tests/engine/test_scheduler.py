@@ -52,13 +52,17 @@ def step(scheduler: Scheduler, *, failed: int | None = None) -> tuple[Plan, list
     """One step of a model that draws 100 * request + the position of the drawn token."""
     plan = scheduler.plan()
     assert plan is not None
+    return plan, commit(scheduler, plan, failed=failed)
+
+
+def commit(scheduler: Scheduler, plan: Plan, *, failed: int | None = None) -> list[SchedulerOutcome]:
     results = [
         NonFinite()
         if chunk.request_id == failed
         else Computed(tuple(Drawn(100 * chunk.request_id + chunk.end, 0.0) for _ in chunk.samples))
         for chunk in plan.chunks
     ]
-    return plan, scheduler.commit(plan, results)
+    return scheduler.commit(plan, results)
 
 
 def run(scheduler: Scheduler) -> list[TokenMade]:
@@ -95,6 +99,39 @@ def test_an_answer_has_its_tokens_in_order_and_ends(make: Maker) -> None:
         (2, 107, EndReason.LENGTH),
     ]
     assert scheduler.pool.counts.held == 0
+
+
+def test_steps_planned_ahead_have_each_position_of_each_answer_once(make: Maker) -> None:
+    scheduler, planned, arrivals = make(step_tokens=16), list[Plan](), {2: 3}
+    for number, max_tokens in ((1, 4), (2, 9)):
+        scheduler.add(request(number, 5, max_tokens))
+    plan = scheduler.plan()
+    while plan is not None:
+        planned.append(plan)
+        ahead = scheduler.plan_ahead()
+        commit(scheduler, plan)
+        if number := arrivals.pop(len(planned), None):
+            scheduler.add(request(number, 5, 4, first=50))
+        plan = ahead or scheduler.plan()
+    chunks = [chunk for plan in planned for chunk in plan.chunks]
+    starts = {number: [chunk.start for chunk in chunks if chunk.request_id == number] for number in (1, 2, 3)}
+    assert starts == {1: [0, *range(5, 8)], 2: [0, *range(5, 13)], 3: [0, *range(5, 8)]}
+
+
+def test_step_planned_ahead_leaves_out_an_aborted_answer(make: Maker) -> None:
+    scheduler = make(step_tokens=16)
+    for number in (1, 2):
+        scheduler.add(request(number, 5, max_tokens=20))
+    step(scheduler)
+    plan = scheduler.plan()
+    for _ in range(3):
+        assert plan is not None
+        ahead = scheduler.plan_ahead()
+        commit(scheduler, plan)
+        plan = ahead
+    scheduler.abort(1)
+    last = scheduler.plan_ahead()
+    assert last is not None and [chunk.request_id for chunk in last.chunks] == [2]
 
 
 def test_a_prompt_shrinks_to_what_answers_can_wait_for(make: Maker) -> None:

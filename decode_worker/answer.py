@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from baton.decode_worker.credits import NO_CHARGE, Charge
-from baton.decode_worker.gaps import Moment
 from baton.decode_worker.retained import RetainedOutputs
 from baton.engine.request import EndReason, FirstToken, end_reason
 from baton.engine.runner.step_records import StepTiming
@@ -47,7 +46,6 @@ class Answer(OpenRequest):
     keeps_landed: bool = False  # whether confirmed blocks stay cached for another attempt
     # First tokens from the prefill worker, by choice; each is removed when an output repeats it.
     first_tokens: dict[int, FirstToken] = field(default_factory=dict)
-    moments: dict[int, Moment] = field(default_factory=dict)  # step of the newest token, by choice
     tokens_together: int = 1  # number of tokens of a choice that may be sent together
     held: dict[int, int] = field(default_factory=dict)  # number of unsent tokens, by choice that has sent an output
 
@@ -55,6 +53,12 @@ class Answer(OpenRequest):
     def begins(self) -> bool:
         """Return whether a message about the first step may have to be sent."""
         return self.prefill is not None or self.received_kv is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether each token is sent with its step, without log-probabilities or any message before it."""
+        has_more = self.prefill or self.received_kv or self.first_tokens or self.searches or self.retained.with_logprobs
+        return self.tokens_together == 1 and not has_more
 
     @property
     def answered_tokens(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from baton.decode_worker.gaps import Moment
 from baton.engine.request import EndReason, TokenLogprob
 
 Key = TypeVar("Key", bound=Hashable)
@@ -31,6 +32,7 @@ class RetainedChoice:
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
     logged: list[MadeToken] = field(default_factory=list)  # tokens with log-probabilities; empty if not requested
     end: EndReason | None = None
+    moment: Moment | None = None  # step of the newest token; None if a prefill worker sampled it
 
 
 class RetainedOutputs:

@@ -17,6 +17,7 @@ from functools import partial
 
 from baton.decode_worker.admission import Admission, PartialPrefixes
 from baton.decode_worker.answer import Answer, ReceivedKv, answer_to, extends_last
+from baton.decode_worker.columns import ColumnChoices, LinkOutputs
 from baton.decode_worker.credits import Charge, WorkerCredits
 from baton.decode_worker.drafted import StepDrafts
 from baton.decode_worker.gaps import Moment, RequestNames, StepGaps
@@ -49,11 +50,11 @@ class StepMessages:
     """Messages of one step: outputs by router, and the answers that the outputs belong to."""
 
     def __init__(self, step: StepRecord) -> None:
-        self.outputs: defaultdict[Link, session_pb2.StepOutputs] = defaultdict(session_pb2.StepOutputs)
+        self.outputs: defaultdict[Link, LinkOutputs] = defaultdict(LinkOutputs)
         self.moment = Moment(step.number, step.ended)
         self.drafts = StepDrafts(step) if step.drafts else None
         self.touched: dict[int, Answer] = {}
-        """Answers with tokens of this step, by request id."""
+        """Answers with tokens of this step that are not in columns, by request id."""
         self.choice_ended = False
         """True once a choice finished and released its blocks, even if others continue."""
         self._last = (0, 0)  # request id and choice of the output that was added last
@@ -66,7 +67,7 @@ class StepMessages:
             self.touched[answer.request_id] = answer
 
     def add(self, answer: Answer, output: session_pb2.SequenceOutput, gap: session_pb2.Gap | None) -> None:
-        batch = self.outputs[answer.link]
+        batch = self.outputs[answer.link].batch
         key = answer.request_id, output.choice
         if key != self._last or not extends_last(batch, output):
             batch.outputs.append(output)
@@ -106,6 +107,7 @@ class DecodeService(SessionService[Answer]):
         self._partial_prefixes = PartialPrefixes()
         self._names = RequestNames()
         self._gaps = StepGaps(parts.loop.history, self._names)
+        self._in_columns = ColumnChoices(self._gaps, self._protocol)
         self._tasks: set[asyncio.Task[None]] = set()  # tasks of open requests, and cancelled tasks that wait for a copy
 
     async def close(self) -> None:
@@ -215,6 +217,8 @@ class DecodeService(SessionService[Answer]):
         """Send the outcomes of a step to routers. A `step` without a number stands for outcomes outside of any step."""
         self._gaps.begin(step)
         messages = StepMessages(step)
+        if messages.drafts is None:
+            outcomes = self._in_columns.take(outcomes, step, messages.moment, messages.outputs)
         for outcome in outcomes:
             answer = self._table.get(outcome.request_id)
             if answer is not None:  # None: cancelled while this step ran
@@ -245,13 +249,16 @@ class DecodeService(SessionService[Answer]):
             self._translate_other(answer, outcome, step)
             return
         answer.times.add_tokens(1, step.ended)
-        last, answer.moments[outcome.choice] = answer.moments.get(outcome.choice), messages.moment
-        gap = None
+        retained, gap = answer.retained.choices.get(outcome.choice), None
+        last = None if retained is None else retained.moment
         if last is not None and self._gaps.is_late(last, step):
             gap = self._gap(ChoiceKey(answer.request_id, outcome.choice), last)
         output = answer.take(outcome, may_wait=gap is None and messages.drafts is None)
+        answer.retained.choices[outcome.choice].moment = messages.moment
         if output is None:
             return
+        if answer.is_plain:
+            self._in_columns.add(answer, outcome.choice)
         if gap is not None:
             gap.usual_ms *= len(output.token_ids)  # the gap began with the first token of the output
         messages.add(answer, output, gap)
@@ -276,11 +283,12 @@ class DecodeService(SessionService[Answer]):
         held_us = round(sum(self._loop.held) * 1e6)
         held = gap_causes(self._gaps.held(self._loop.held))
         since = gap_causes(self._gaps.since(self._loop.since_hand_over))
-        for link, batch in messages.outputs.items():
+        for link, outputs in messages.outputs.items():
+            batch = outputs.batch
             batch.made_us, batch.held_us = round(step.ended * 1e6), held_us
             batch.held.extend(held)
             batch.since.extend(since)
-            self._send(link, session_pb2.ConnectResponse(step_outputs=batch))
+            self._send(link, outputs.message())
 
     def _gap(self, key: ChoiceKey, last: Moment) -> session_pb2.Gap:
         """Return why the newest token of a choice was late."""
@@ -314,6 +322,10 @@ class DecodeService(SessionService[Answer]):
         self._forget(answer)
         if not answer.is_pooled:
             self._table.keep(answer, time.monotonic())
+
+    def _forget(self, answer: Answer) -> None:
+        self._in_columns.forget(answer)
+        super()._forget(answer)
 
     def _on_link_end(self, link: Link) -> None:
         self._credits.loans.forget(link)

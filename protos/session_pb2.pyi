@@ -553,7 +553,7 @@ class PrefillTimings(_message.Message):
     def __init__(self, queue_ms: _Optional[float] = ..., chunk_ms: _Optional[_Iterable[float]] = ..., total_ms: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., fetch_ms: _Optional[float] = ..., fetched_tokens: _Optional[int] = ..., fetch_bytes: _Optional[int] = ..., fetch_transport: _Optional[str] = ..., restore_ms: _Optional[float] = ..., restored_tokens: _Optional[int] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
-    __slots__ = ("outputs", "made_us", "held_us", "gaps", "held", "since", "drafts")
+    __slots__ = ("outputs", "made_us", "held_us", "gaps", "held", "since", "drafts", "attempt_ids", "choices", "offsets", "token_ids")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     MADE_US_FIELD_NUMBER: _ClassVar[int]
     HELD_US_FIELD_NUMBER: _ClassVar[int]
@@ -561,6 +561,10 @@ class StepOutputs(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[SequenceOutput]
     made_us: int
     held_us: int
@@ -568,7 +572,11 @@ class StepOutputs(_message.Message):
     held: _containers.RepeatedCompositeFieldContainer[GapCause]
     since: _containers.RepeatedCompositeFieldContainer[GapCause]
     drafts: _containers.RepeatedCompositeFieldContainer[Drafts]
-    def __init__(self, outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., made_us: _Optional[int] = ..., held_us: _Optional[int] = ..., gaps: _Optional[_Iterable[_Union[Gap, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[GapCause, _Mapping]]] = ..., since: _Optional[_Iterable[_Union[GapCause, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[Drafts, _Mapping]]] = ...) -> None: ...
+    attempt_ids: _containers.RepeatedScalarFieldContainer[int]
+    choices: _containers.RepeatedScalarFieldContainer[int]
+    offsets: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., made_us: _Optional[int] = ..., held_us: _Optional[int] = ..., gaps: _Optional[_Iterable[_Union[Gap, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[GapCause, _Mapping]]] = ..., since: _Optional[_Iterable[_Union[GapCause, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[Drafts, _Mapping]]] = ..., attempt_ids: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[int]] = ..., offsets: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Drafts(_message.Message):
     __slots__ = ("output", "drafted_tokens", "accepted_tokens", "saved_ms")

@@ -292,8 +292,11 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         return keeper
 
     def _that_know_adapters(self) -> list[Link]:
-        known = self._protocols
-        return [each for each in self._hub.links if known.get(each.router_id, 1) >= ADAPTER_PROTOCOL]
+        return [each for each in self._hub.links if self._protocol(each) >= ADAPTER_PROTOCOL]
+
+    def _protocol(self, link: Link) -> int:
+        """Return the newest protocol of the router at `link`."""
+        return self._protocols.get(link.router_id, 1)
 
     def _describe_adapters(self, adapters: AdapterKeeper) -> None:
         del self._worker.adapters[:]

@@ -7,10 +7,9 @@ from typing import Any
 from unittest.mock import patch
 
 import baton.worker.transfer.reader
-from baton.decode_worker.answer import Answer
 from baton.engine.kv_cache.block_pool import Watch
 from baton.engine.kv_cache.block_table import BlockTable
-from baton.engine.request import Chunk, EndReason
+from baton.engine.request import Chunk, Drawn, EndReason
 from baton.engine.scheduler.batch import RunningBatch
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import ScheduledSequence, TokenMade
@@ -77,15 +76,13 @@ def reused_transfer_id() -> AbstractContextManager[Any]:
 
 def off_by_one_offset() -> AbstractContextManager[Any]:
     """Plant: report the tokens of a continued answer one offset too low."""
-    real = Answer.take
+    real = Scheduler._draw
 
-    def take(self: Answer, made: TokenMade, may_wait: bool = False) -> Any:
-        output = real(self, made, may_wait)
-        if output is not None and self.answered_tokens:
-            output.offset -= 1
-        return output
+    def draw(self: Scheduler, sequence: ScheduledSequence, drawn: Drawn) -> TokenMade:
+        made = real(self, sequence, drawn)
+        return made._replace(offset=made.offset - bool(sequence.request.answered_tokens))
 
-    return patch.object(Answer, "take", take)
+    return patch.object(Scheduler, "_draw", draw)
 
 
 def unseen_flip() -> AbstractContextManager[Any]:

@@ -136,6 +136,11 @@ class ResponseCheck:
     def _check_step(self, step: session_pb2.StepOutputs) -> None:
         """Check a step's token ids directly, and all other fields by the rules. Raises: OutOfBounds."""
         vocab_size, bounds = self._vocab_size, self._bounds
+        if step.token_ids and max(step.token_ids) >= vocab_size:
+            raise OutOfBounds(f"step_outputs.token_ids: {max(step.token_ids)} is not a token id")
+        columns = (step.attempt_ids, step.choices, step.offsets, step.token_ids)
+        if len(set(map(len, columns))) > 1:
+            raise OutOfBounds(f"step_outputs: columns must have equal lengths, not {[*map(len, columns)]}")
         for output in step.outputs:
             token_ids = output.token_ids
             if token_ids and max(token_ids) >= vocab_size:

@@ -463,15 +463,20 @@ def _step_outputs(step: session_pb2.StepOutputs) -> tuple[SequenceOutput, ...]:
     if not step.made_us:
         return tuple(_output(output) for output in step.outputs)
     made = Made(step.made_us, step.held_us, held=_causes(step.held), since=_causes(step.since))
+    columns = zip(step.attempt_ids, step.choices, step.offsets, step.token_ids, strict=True)
+    single = [
+        SequenceOutput(attempt_id, choice, offset, (token_id,), None, (), made)
+        for attempt_id, choice, offset, token_id in columns
+    ]
     if not (step.gaps or step.drafts):
-        return tuple(_output(output, made) for output in step.outputs)
+        return (*single, *(_output(output, made) for output in step.outputs))
     each_made = dict.fromkeys(range(len(step.outputs)), made)
     for gap in step.gaps:
         each_made[gap.output] = made._replace(gap=WorkerGap(gap.usual_ms, _causes(gap.causes)))
     for each in step.drafts:
         drafts = Drafts(each.drafted_tokens, each.accepted_tokens, each.saved_ms)
         each_made[each.output] = each_made.get(each.output, made)._replace(drafts=drafts)
-    return tuple(_output(output, each_made[index]) for index, output in enumerate(step.outputs))
+    return (*single, *(_output(output, each_made[index]) for index, output in enumerate(step.outputs)))
 
 
 _CAUSE_NUMBERS = {cause: number for number, cause in _CAUSES.items()}

@@ -332,6 +332,10 @@ def responses(draw: random.Random) -> list[session_pb2.ConnectResponse]:
         since=[cause],
         gaps=[session_pb2.Gap(usual_ms=1.0, causes=[cause])],
         drafts=[session_pb2.Drafts(drafted_tokens=2, accepted_tokens=1, saved_ms=1.0)],
+        attempt_ids=[2, 3],
+        choices=[0, 1],
+        offsets=[5, 6],
+        token_ids=[3, 4],
     )
     report = report_pb2.Report(
         limit_blocks=9,

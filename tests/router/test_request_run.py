@@ -316,6 +316,18 @@ def test_logprobs_that_are_not_one_a_token_are_refused() -> None:
             ResponseCheck(9).check(message)
 
 
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"attempt_ids": [1], "choices": [0], "offsets": [1], "token_ids": [9]}, "9 is not a token id"),
+        ({"attempt_ids": [1, 2], "choices": [0], "offsets": [1], "token_ids": [8]}, "equal lengths"),
+    ],
+)
+def test_columns_out_of_bounds_are_refused(columns: dict[str, list[int]], why: str) -> None:
+    with pytest.raises(OutOfBounds, match=why):
+        ResponseCheck(9).check(session_pb2.ConnectResponse(step_outputs=session_pb2.StepOutputs(**columns)))
+
+
 pytestmark = pytest.mark.usefixtures("no_pauses")
 PREFILL = str(PLACEMENT.prefill)
 LATE_S = 0.12  # more than a look at the worker

@@ -66,6 +66,19 @@ class ZeroSequence:
         return True
 
 
+def step_outputs(outputs: Sequence[session_pb2.SequenceOutput], made_us: int) -> session_pb2.StepOutputs:
+    """Return the message of a step, with single tokens as columns, as a decode worker sends them."""
+    single = [each for each in outputs if len(each.token_ids) == 1 and not each.end]
+    return session_pb2.StepOutputs(
+        outputs=[each for each in outputs if len(each.token_ids) > 1 or each.end],
+        made_us=made_us,
+        attempt_ids=[each.attempt_id for each in single],
+        choices=[each.choice for each in single],
+        offsets=[each.offset for each in single],
+        token_ids=[each.token_ids[0] for each in single],
+    )
+
+
 class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
     """Worker that computes nothing and sends tokens at a set pace."""
 
@@ -90,7 +103,7 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
             if not sequences:
                 continue
             outputs = [each.output() for each in sequences.values() if not each.waits()]
-            step = session_pb2.StepOutputs(outputs=outputs, made_us=time.monotonic_ns() // 1000)
+            step = step_outputs(outputs, time.monotonic_ns() // 1000)
             for attempt_id in [each.attempt_id for each in sequences.values() if each.made == each.tokens]:
                 del sequences[attempt_id]
             self.marks.append(time.monotonic_ns())

@@ -41,7 +41,7 @@ OutcomeHandler = Callable[[Sequence[SchedulerOutcome], StepRecord], None]
 CacheHandler = Callable[[CacheChanges], None]
 logger = logging.getLogger(__name__)
 ALWAYS_OBSERVED = 32  # running sequences up to which each step has its own snapshot of the engine
-OBSERVED_EVERY_S = 0.02
+OBSERVED_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def installed(
         (baton.worker.process, "open_registry", redis.registry),
         (baton.router.readiness, "load_served_model", served_model),
         (baton.process.serving.server, "Watchdog", watchdog),
-        (baton.process.serving.server, "_keep_for_good", lambda: None),
+        (baton.process.serving.server, "keep_for_good", lambda: None),
         (baton.process.serving.server, "check_free", lambda address, shared=False: None),
     ]
     with ExitStack() as undo:

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.process.registry.redis_server import free_port
-from baton.process.serving.server import Listener, ListenError, Running, serve
+from baton.process.serving.server import YOUNG_OBJECTS, Listener, ListenError, Running, serve
 from tests.fixtures.session_client import eventually
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -81,16 +81,18 @@ async def test_health_follows_the_process_and_the_port_is_told() -> None:
 
 
 async def test_what_a_started_process_consists_of_is_not_looked_through_for_garbage() -> None:
-    process = ExampleProcess()
+    process, threshold = ExampleProcess(), gc.get_threshold()
     gc.unfreeze()
+    gc.set_threshold(700)
     try:
         serving = asyncio.create_task(serve(process))
         running = await process.running
-        await eventually(lambda: gc.get_freeze_count() > 0)
+        await eventually(lambda: gc.get_freeze_count() > 0 and gc.get_threshold()[0] == YOUNG_OBJECTS)
         running.stop()
         assert await serving == 0
     finally:
         gc.unfreeze()
+        gc.set_threshold(*threshold)
 
 
 async def test_a_signal_lets_the_stream_finish_and_ends_with_zero() -> None:

@@ -24,7 +24,7 @@ import torch
 from baton.decode_worker.retained import RetainedBounds
 from baton.decode_worker.service import DecodeService
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.request import ChunkResult, Computed, Drawn, Plan
+from baton.engine.request import ChunkResult, Plan, computed_token
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.launched import NO_TOKENS, Launched
 from baton.engine.runner.loop import EngineLoop
@@ -37,7 +37,7 @@ from baton.lab.harness.processes import HOST, listens, our_program, running, spl
 from baton.lab.report.result import SERVICE, judge_rounds, make_result, read_arguments, write_result
 from baton.process.registry.redis_server import free_port
 from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS
-from baton.process.serving.server import run
+from baton.process.serving.server import keep_for_good, run
 from baton.protos import sampling_pb2, session_pb2, session_pb2_grpc
 from baton.router.fleet import wire as link_wire
 from baton.worker.config import REPORT_PERIOD_S
@@ -67,9 +67,7 @@ class PacedRunner:
 
         def results() -> tuple[ChunkResult, ...]:
             time.sleep(max(0.0, done_s - time.monotonic()))
-            return tuple(
-                Computed(tuple(Drawn(chunk.end % VOCABULARY, -0.5) for _ in chunk.samples)) for chunk in plan.chunks
-            )
+            return tuple([computed_token(chunk.start % VOCABULARY, -0.5) for chunk in plan.chunks])
 
         return Launched(NO_TOKENS, results)
 
@@ -99,6 +97,7 @@ async def serve_worker(port: int, forward_s: float, sequences: int) -> int:
     session_pb2_grpc.add_SessionServiceServicer_to_server(service, server)
     server.add_insecure_port(f"{HOST}:{port}")
     await server.start()
+    keep_for_good()
     while not faults:
         await asyncio.sleep(REPORT_PERIOD_S)
         service.report()

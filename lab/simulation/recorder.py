@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from baton.decode_worker.answer import Answer
+from baton.decode_worker.columns import ColumnChoices
 from baton.decode_worker.request_table import Adoptions, AnswerTable
 from baton.decode_worker.service import DecodeService
 from baton.engine.scheduler.batch import RunningBatch
@@ -87,6 +88,7 @@ class SimulationRecorder:
             (Scheduler, "abort", self._abort),
             (RunningBatch, "end", self._end),
             (Answer, "take", self._take),
+            (ColumnChoices, "take", self._take_columns),
             (AnswerTable, "keep", self._retain),
             (Adoptions, "adopt", self._adopt),
             (DecodeService, "_abandon", self._abandon),
@@ -234,6 +236,14 @@ class SimulationRecorder:
             end = answer.answered_tokens + len(answer.retained.choices[made.choice].token_ids)
         self._check.made(answer.key, made.choice, end)
         return output
+
+    def _take_columns(self, real: Wrapper, columns: ColumnChoices, outcomes: Any, *step: Any) -> Any:
+        others = real(columns, outcomes, *step)
+        left = set(map(id, others))
+        for made in outcomes:
+            if id(made) not in left:
+                self._check.made(columns._choices[made[:2]].answer.key, made.choice, made.offset + 1)
+        return others
 
     def _retain(self, real: Wrapper, table: AnswerTable, answer: Answer, now: float) -> Any:
         real(table, answer, now)

@@ -10,6 +10,7 @@ from baton.lab.benchmarks.router.streams import (
     floor_server,
     measure_complete,
     measure_floor,
+    measure_http,
     measure_router,
     router_delays,
     serving,
@@ -34,12 +35,13 @@ async def test_streams_and_delays_are_measured_beside_those_of_a_bare_server() -
                 delay=await router_delays(stack, TOKENS),
                 first_token_ms=await first_token_ms(stack, requests=2),
                 streaming=await measure_router(stack, window),
+                http=await measure_http(stack, window, COMPLETIONS),
                 flood=await measure_router(stack, window),
                 complete=await measure_complete(stack, window, COMPLETIONS),
                 delay_floor=await floor_delays(floor, TOKENS),
                 streaming_floor=await measure_floor(floor, window),
             )
-    for figures in (report.streaming, report.flood, report.streaming_floor):
+    for figures in (report.streaming, report.http, report.flood, report.streaming_floor):
         assert figures.tokens >= figures.messages > 0
     assert report.delay.count == TOKENS - 1 and report.delay.p50_ms > 0  # prefill makes the first one
     assert report.delay_floor.count == TOKENS and report.first_token_ms > 0

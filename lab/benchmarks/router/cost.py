@@ -1,8 +1,8 @@
 """Commands `baton bench router` and `baton bench gateway`: cost of the router, with workers that compute nothing.
 
-`router` measures one placement decision; the CPU time per streamed token with many streams, next to a bare gRPC server
-that sends as many messages; that per token of answers that are not streamed; the delay that the router adds to a token;
-and the maximum tokens per second. `gateway`
+`router` measures one placement decision; the CPU time per streamed token with many streams over gRPC, next to a bare
+gRPC server that sends as many messages, and over HTTP; that per token of answers that are not streamed; the delay that
+the router adds to a token; and the maximum tokens per second. `gateway`
 compares HTTP with gRPC on the same router: CPU time per streamed token and time to first token, in alternating rounds.
 """
 
@@ -43,6 +43,7 @@ class RouterReport:
     decision: DecisionFigures
     streaming: StreamFigures
     streaming_floor: StreamFigures
+    http: StreamFigures
     flood: StreamFigures
     complete: StreamFigures
     delay: Delays
@@ -54,11 +55,12 @@ class RouterReport:
         return self.delay.p50_ms - self.delay_floor.p50_ms
 
     def as_json(self) -> Result:
-        streams = {name: getattr(self, name) for name in ("streaming", "streaming_floor", "flood", "complete")}
+        streams = {name: getattr(self, name) for name in ("streaming", "streaming_floor", "http", "flood", "complete")}
         figures = {
             "decision_us_p50": self.decision.decision_p50_us,
             "hashing_us_p50": self.decision.hashing_p50_us,
             "cpu_us_per_token": self.streaming.cpu_us_per_token,
+            "cpu_us_per_token_over_http": self.http.cpu_us_per_token,
             "cpu_us_per_token_not_streamed": self.complete.cpu_us_per_token,
             "grpc_floor_cpu_us_per_message": self.streaming_floor.cpu_us_per_token,
             "tokens_per_s_per_core": self.flood.tokens_per_s / max(self.flood.cpu_share, 1e-9),
@@ -90,6 +92,7 @@ async def measure_all(options: RouterBenchOptions) -> RouterReport:
             first_ms = await first_token_ms(stack, requests=100)
         async with serving(folder, options.interval_ms) as stack:
             streaming = await measure_router(stack, usual)
+            http = await measure_http(stack, usual, COMPLETIONS)
             complete = await measure_complete(stack, usual, COMPLETIONS)
         async with serving(folder, options.flood_ms) as stack:
             flood = await measure_router(stack, flooded)
@@ -97,11 +100,12 @@ async def measure_all(options: RouterBenchOptions) -> RouterReport:
             delay_floor = await floor_delays(stack, options.delays)
         async with floor_server(folder, options.interval_ms) as stack:
             streaming_floor = await measure_floor(stack, usual)
-    return RouterReport(decision, streaming, streaming_floor, flood, complete, delay, delay_floor, first_ms)
+    return RouterReport(decision, streaming, streaming_floor, http, flood, complete, delay, delay_floor, first_ms)
 
 
 def as_lines(report: RouterReport) -> list[str]:
-    decision, streaming, flood, floor = report.decision, report.streaming, report.flood, report.streaming_floor
+    decision, streaming, floor = report.decision, report.streaming, report.streaming_floor
+    http, flood = report.http, report.flood
     return [
         f"decision      {decision.decision_p50_us:8.1f} us p50, {decision.decision_p99_us:.1f} us p99: "
         f"{decision.prompt_tokens} tokens, {decision.workers} workers",
@@ -109,6 +113,8 @@ def as_lines(report: RouterReport) -> list[str]:
         f"CPU per token {streaming.cpu_us_per_token:8.1f} us: {streaming.streams} streams, "
         f"{streaming.tokens_per_s:,.0f} tokens/s, {streaming.tokens_per_message:.2f} tokens a message; "
         f"gRPC alone {floor.cpu_us_per_token:.1f} us a message",
+        f"over HTTP     {http.cpu_us_per_token:8.1f} us: {http.tokens_per_s:,.0f} tokens/s, "
+        f"{http.tokens_per_message:.2f} tokens a message",
         f"not streamed  {report.complete.cpu_us_per_token:8.1f} us: {report.complete.streams} answers over HTTP, "
         f"{report.complete.tokens_per_s:,.0f} tokens/s, {report.complete.tokens_per_message:,.0f} tokens an answer",
         f"flooded       {flood.cpu_us_per_token:8.1f} us: {flood.tokens_per_s:,.0f} tokens/s "

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 
 _REPLACEMENT = "\ufffd"
 _MOST_WITHHELD = 64
@@ -27,6 +28,11 @@ def silent_token_ids(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> 
     spelled = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
     silent = frozenset(token_id for token_id in spelled if token_id is not None)
     return silent.union(special_token_ids(tokenizer).values()) if skip_special_tokens else silent
+
+
+def joins_bytes(tokenizer: Tokenizer) -> bool:
+    """Return whether the decoder only joins the bytes of tokens, so that a complete text depends on no other token."""
+    return isinstance(tokenizer.decoder, ByteLevel)
 
 
 _CLEANED = (
@@ -66,19 +72,21 @@ class Detokenizer:
         left_out: frozenset[int] = frozenset(),
         cleans_spaces: bool = False,
         alone: dict[int, str] | None = None,
+        joins: bool = False,
     ) -> None:
         """Start an empty text.
 
         `silent`: result of silent_token_ids(tokenizer, skip_special_tokens), computed once per tokenizer. `left_out`:
         tokens that get no text although not all special tokens are skipped. `cleans_spaces`: see clean_spaces.
         `alone`: texts of single tokens that were decoded before, for detokenizers with the same tokenizer and
-        `skip_special_tokens`.
+        `skip_special_tokens`. `joins`: result of joins_bytes(tokenizer).
         """
         self._tokenizer = tokenizer
         self._silent = silent
         self._skip_special_tokens = skip_special_tokens
         self._left_out = left_out
         self._alone = {} if alone is None else alone
+        self._joins = joins
         self._window: list[int] = []
         self._said_tokens = 0  # number of tokens of the window whose text was returned
         self._said = ""  # text of those tokens, decoded within the window
@@ -100,6 +108,12 @@ class Detokenizer:
 
     def push_all(self, token_ids: Sequence[int]) -> str:
         """Return the text completed by these tokens. The total text equals that of one `push` per token."""
+        if self._joins and token_ids and self._said_tokens == len(self._window):  # usual case: no text is withheld
+            texts = list(map(self._text_alone, token_ids))
+            text = "".join(texts)
+            if _REPLACEMENT not in text:
+                self._window, self._said_tokens, self._said = [token_ids[-1]], 1, texts[-1]
+                return self._cleaned(text)
         if len(token_ids) > 1 and self._silent.isdisjoint(token_ids) and self._left_out.isdisjoint(token_ids):
             text = self._say([*self._window, *token_ids])
             if text:
@@ -145,15 +159,13 @@ class Detokenizer:
         new = text[len(self._said) :]
         self._window = window[self._said_tokens :]
         self._said_tokens = len(self._window)
-        self._said = self._decode_last()
+        is_one = len(self._window) == 1
+        self._said = self._text_alone(self._window[0]) if is_one else self._decode(self._window)
         return new
 
-    def _decode_last(self) -> str:
-        """Return the text of the window, which usually has one token."""
-        if len(self._window) > 1:
-            return self._decode(self._window)
-        token_id = self._window[0]
+    def _text_alone(self, token_id: int) -> str:
+        """Return the text of a token without its neighbours."""
         text = self._alone.get(token_id)
         if text is None:
-            text = self._alone[token_id] = self._decode(self._window)
+            text = self._alone[token_id] = self._decode([token_id])
         return text

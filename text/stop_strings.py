@@ -47,11 +47,8 @@ class StopFilter:
         self._text = ""  # withheld text
         self._gone = 0  # number of characters passed so far
         self.matched: str | None = None
-
-    @property
-    def passes_all(self) -> bool:
-        """Return whether there are no stop strings. If so, callers need not call `push`."""
-        return not self._stops
+        self.passes_all = not stops
+        """Whether there are no stop strings. If so, callers need not call `push`."""
 
     def push(self, token_id: int, text: str) -> PassedTokens:
         """Add the next token and the text completed by it; return what may be sent.

@@ -65,7 +65,7 @@ from baton.router.types.request import (
 from baton.router.types.worker import Adapter, WorkerDescription
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 from baton.text.block_hash import block_hashes, root_hash
-from baton.text.detokenizer import Detokenizer, decode, silent_token_ids, special_token_ids
+from baton.text.detokenizer import Detokenizer, decode, joins_bytes, silent_token_ids, special_token_ids
 from baton.text.host.files import reads
 from baton.text.pooler_files import ModelKind, Pooler, PoolingRefused, read_pooler
 from baton.text.pooling import Pooling, second_text
@@ -160,6 +160,7 @@ class TokenizerWorker:
         self._cleans_spaces = source is not None and source.cleans_spaces
         self._silent = silent_token_ids(tokenizer)
         self._alone: dict[int, str] = {}  # texts of single tokens, without special tokens
+        self._joins = joins_bytes(tokenizer)
         self._special = special_token_ids(tokenizer)
         self._silent_bytes = silent_token_ids(tokenizer, skip_special_tokens=False)
         self.chat_template = chat_template
@@ -255,7 +256,8 @@ class TokenizerWorker:
     def detokenizer(self, shown: Set[str] = frozenset()) -> Detokenizer:
         """Create a detokenizer. `shown`: special tokens that it keeps in the text."""
         if shown.isdisjoint(self._special):
-            return Detokenizer(self._tokenizer, self._silent, cleans_spaces=self._cleans_spaces, alone=self._alone)
+            cleans, alone, joins = self._cleans_spaces, self._alone, self._joins
+            return Detokenizer(self._tokenizer, self._silent, cleans_spaces=cleans, alone=alone, joins=joins)
         left_out = frozenset(token_id for text, token_id in self._special.items() if text not in shown)
         return Detokenizer(self._tokenizer, self._silent_bytes, False, left_out, self._cleans_spaces)
 

@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from baton.text.detokenizer import Detokenizer, silent_token_ids
+from baton.text.detokenizer import Detokenizer, joins_bytes, silent_token_ids
 from tests.router.tokenizers_for_tests import byte_fallback, byte_level
 
 TOKENIZERS = {"byte_level": byte_level(), "byte_fallback": byte_fallback()}
+ALONE: dict[str, dict[int, str]] = {kind: {} for kind in TOKENIZERS}  # shared by all examples, as by all answers
 
 
 def streamed(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
@@ -65,8 +66,9 @@ def test_where_decode_stream_fails_this_one_does_not() -> None:
 def test_several_at_once_say_the_same_in_the_end(kind: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[kind]
     ids = st.integers(0, tokenizer.get_vocab_size() - 1) | st.sampled_from(tokenizer.encode("a é€😀").ids)
-    batches = data.draw(st.lists(st.lists(ids, min_size=1, max_size=5), max_size=8))
-    detokenizer = Detokenizer(tokenizer, silent_token_ids(tokenizer))
+    batches = data.draw(st.lists(st.lists(ids, max_size=5), max_size=8))
+    alone, joins = ALONE[kind], joins_bytes(tokenizer)
+    detokenizer = Detokenizer(tokenizer, silent_token_ids(tokenizer), alone=alone, joins=joins)
     text = "".join(detokenizer.push_all(batch) for batch in batches) + detokenizer.finish()
     assert text == tokenizer.decode([token_id for batch in batches for token_id in batch], skip_special_tokens=True)
 

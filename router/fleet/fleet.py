@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -100,14 +100,15 @@ class Inbox(Generic[Own]):
 
     def __init__(self, wake_ups: WakeUpLimiter) -> None:
         self._wake_ups = wake_ups
-        self._arrivals: deque[WorkerArrival] = deque()
+        self.arrivals: deque[WorkerArrival] = deque()
+        """Waiting worker events, oldest first."""
         self._own: deque[Own] = deque()
         self._reader: asyncio.Future[None] | None = None  # set while `take` waits for an event
         self._is_queued = False  # whether the limiter will call `resume`
         self._has_slot = False
 
     def put(self, event: AttemptEvent, now: float) -> None:
-        self._arrivals.append(WorkerArrival(event, now))
+        self.arrivals.append(WorkerArrival(event, now))
         if self._reader is not None and self._is_admitted():
             self._wake()
 
@@ -116,21 +117,12 @@ class Inbox(Generic[Own]):
         self._own.append(event)
         self._wake()
 
-    @property
-    def first(self) -> WorkerArrival | None:
-        """Oldest worker event, which stays in the inbox; None without worker events."""
-        return self._arrivals[0] if self._arrivals else None
-
-    def take_first(self) -> WorkerArrival:
-        """Remove and return the oldest worker event. Raises: IndexError without worker events."""
-        return self._arrivals.popleft()
-
     async def take(self) -> WorkerArrival | Own:
         """Wait for the next event, then remove and return it. Worker events need a slot of the limiter."""
         while not self._own:
-            if self._arrivals and self._is_admitted():
+            if self.arrivals and self._is_admitted():
                 self._has_slot = False
-                return self._arrivals.popleft()
+                return self.arrivals.popleft()
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
@@ -241,7 +233,8 @@ class WorkerLinks:
     def _send_attempt(self, attempt_id: int, endpoint: str, command: Command) -> None:
         if not self._send(endpoint, command):
             lost = "the link was lost before the request was sent"
-            self.on_event(endpoint, Failed(attempt_id, endpoint, FailureReason.WORKER_LOST, lost))
+            failed = Failed(attempt_id, endpoint, FailureReason.WORKER_LOST, lost)
+            self.on_events(endpoint, (failed,), time.monotonic())
 
     def cancel(self, attempt_id: int, endpoint: str, keep_landed: bool = False) -> None:
         """Cancel an attempt on a worker. `keep_landed`: a decode worker keeps received KV for the next attempt."""
@@ -330,11 +323,13 @@ class WorkerLinks:
         logger.info("cache view of worker %s is stale (%s); requesting a snapshot", endpoint, wrong)
         self._send(endpoint, link_wire.snapshot_request())
 
-    def on_event(self, endpoint: str, event: AttemptEvent) -> None:
-        """Deliver a worker's event. Events about attempts that were not placed on this worker are dropped."""
-        attempt = self._attempts.get(event.attempt_id)
-        if attempt is not None and endpoint in attempt.endpoints:
-            attempt.inbox.put(event, time.monotonic())
+    def on_events(self, endpoint: str, events: Iterable[AttemptEvent], now: float) -> None:
+        """Deliver a worker's events. Events about attempts that were not placed on this worker are dropped."""
+        attempts = self._attempts
+        for event in events:
+            attempt = attempts.get(event.attempt_id)
+            if attempt is not None and endpoint in attempt.endpoints:
+                attempt.inbox.put(event, now)
 
     def on_lost(self, endpoint: str, why: str, end: LinkEnd) -> None:
         now = time.monotonic()

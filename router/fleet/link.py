@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -114,7 +114,9 @@ class LinkListener(Protocol):
 
     def on_disconnected(self, endpoint: str) -> None: ...
     def on_report(self, endpoint: str, report: WorkerReport) -> None: ...
-    def on_event(self, endpoint: str, event: AttemptEvent) -> None: ...
+    def on_events(self, endpoint: str, events: Iterable[AttemptEvent], now: float) -> None:
+        """Handle the events of one message. `now`: arrival of the message, in monotonic seconds."""
+
     def on_cache_changes(self, endpoint: str, changes: CacheUpdate) -> None: ...
     def on_cache_snapshot(self, endpoint: str, part: CacheSnapshotPart) -> None: ...
     def on_tier_changes(self, endpoint: str, changes: TierChanges) -> None: ...
@@ -341,8 +343,8 @@ class WorkerLink:
             case Received.FRESH if message.HasField("adapter_state"):
                 self._listener.on_adapter_state(self.endpoint, message.adapter_state)
             case Received.FRESH:
-                for event in link_wire.attempt_events(message, self.endpoint):
-                    self._listener.on_event(self.endpoint, event)
+                events = link_wire.attempt_events(message, self.endpoint)
+                self._listener.on_events(self.endpoint, events, time.monotonic())
             case Received.DUPLICATE:
                 return
             case Received.GAP:

@@ -6,7 +6,7 @@ Repeated fields of a request are not read here, since the validator must count t
 import asyncio
 import inspect
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from functools import partial
@@ -162,13 +162,15 @@ class Responses:
         self._delta = self._response.delta  # reused for all deltas: creating a message takes longer than filling it
         self._delta.SetInParent()
 
-    def all_of(self, event: ResponseEvent) -> Iterator[Response]:
-        """Yield the messages for an event. Each must be written before the next is requested."""
-        parts = self._parts
+    def all_of(self, event: ResponseEvent) -> Iterable[Response]:
+        """Return the messages for an event. Each must be written before the next is requested."""
+        return (self.of(event),) if self._parts is None else self._in_parts(event, self._parts)
+
+    def _in_parts(self, event: ResponseEvent, parts: Parts) -> Iterator[Response]:
         match event:
-            case Delta() if parts is not None:
+            case Delta():
                 yield from map(self._of_part, parts.of(event))
-            case Finished(choice) if parts is not None:
+            case Finished(choice):
                 yield from map(self._of_part, parts.rest(choice.index))
                 response = self.of(event)
                 parts.end(response.finished, choice.reason)

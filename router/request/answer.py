@@ -37,7 +37,7 @@ class _Stream:
 
     @property
     def done(self) -> bool:
-        return self.length is not None and len(self.token_ids) == self.length
+        return len(self.token_ids) == self.length
 
     def begin(self, attempt_id: int) -> None:
         """Begin a new attempt. Tokens that were received but not released are dropped."""
@@ -98,6 +98,10 @@ class TokenStream:
         If an output is inconsistent, tokens before it are returned and it stays in `outputs` for the next call. Outputs
         of other attempts are dropped. Raises: InconsistentOutput if no token precedes an inconsistent output.
         """
+        if len(outputs) == 1 and self._is_next(outputs[0]):
+            output = outputs.popleft()
+            self._choices[output.choice].token_ids.extend(output.token_ids)
+            return (NewTokens(output.choice, output.offset, output.token_ids, None),)
         begins: dict[int, int] = {}  # offset of the first newly released token, by choice
         while outputs:
             try:
@@ -110,6 +114,14 @@ class TokenStream:
             outputs.popleft()
         return self._release(begins)
 
+    def _is_next(self, output: SequenceOutput) -> bool:
+        """Return whether an output only adds the next tokens of a choice, without log-probabilities: the usual case."""
+        if output.choice >= len(self._choices) or output.end is not None or output.logprobs or not output.token_ids:
+            return False
+        choice = self._choices[output.choice]
+        is_in_order = output.attempt_id == choice.attempt_id and output.offset == len(choice.token_ids)
+        return is_in_order and choice.length is None and not (choice.waiting or choice.logprobs)
+
     def _take(self, output: SequenceOutput, begins: dict[int, int]) -> None:
         if output.choice >= len(self._choices):
             raise InconsistentOutput(f"output for choice {output.choice}, but the request has {len(self._choices)}")
@@ -118,10 +130,8 @@ class TokenStream:
             return
         token_ids, waiting = choice.token_ids, choice.waiting
         begins.setdefault(output.choice, len(token_ids))
-        if output.offset == len(token_ids) and not waiting and choice.length is None and output.end is None:
-            token_ids.extend(output.token_ids)  # usual case: the tokens are the next in order
-            if output.logprobs:
-                choice.logprobs.update(enumerate(output.logprobs, start=output.offset))
+        if self._is_next(output):
+            token_ids.extend(output.token_ids)
             return
         self._store(choice, output)
         while (token_id := waiting.pop(len(token_ids), None)) is not None:

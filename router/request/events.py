@@ -83,11 +83,6 @@ class Superseded:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
-    """Event: the answer has processed all tokens that were released so far."""
-
-
-@dataclass(frozen=True, slots=True)
 class RequestClosed:
     """Event: the client has left, or the answer failed.
 
@@ -97,6 +92,4 @@ class RequestClosed:
     phase: RequestPhase
 
 
-OwnEvent = (
-    Begun | TurnCame | Placed | Refused | KvOverdue | RetryDue | Deadline | Superseded | Delivered | RequestClosed
-)
+OwnEvent = Begun | TurnCame | Placed | Refused | KvOverdue | RetryDue | Deadline | Superseded | RequestClosed

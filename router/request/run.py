@@ -51,7 +51,6 @@ from baton.router.request.effects import (
 from baton.router.request.events import (
     Begun,
     Deadline,
-    Delivered,
     KvOverdue,
     OwnEvent,
     Placed,
@@ -85,7 +84,6 @@ logger = logging.getLogger(__name__)
 
 _UNSCORED = TokenLogprob(float("nan"), ())  # placeholder: log-probability of a token sent by an earlier stream
 _KV_RECEIVED_WAIT_S = 0.1  # maximum wait for KvReceived, which may arrive after the last token
-_DELIVERED = Delivered()
 _TRANSFER_ID_BYTES = 16
 _MAX_TIME_LEFT_MS = 2**32 - 1
 _LOOK_S, _LOOKS = 0.05, 20
@@ -284,34 +282,37 @@ class RequestRunner:
         if not isinstance(event, WorkerArrival):
             self._advance(event)
             return
-        inbox, arrival = self._inbox, event
+        state, following, arrival = self._state, self._inbox.arrivals, event
         while True:
-            effects = self._state.advance(arrival.event, arrival.at_s)
+            effects = state.advance(arrival.event, arrival.at_s)
             if effects:
                 self._perform(effects)
-            following = inbox.first
-            if following is None or isinstance(following.event, Failed):
+            if not following or isinstance(following[0].event, Failed):
                 return
-            arrival = inbox.take_first()
+            arrival = following.popleft()
 
     def _deliver(self) -> Sequence[AnswerEvent | PromptPart]:
         """Return the events that can be sent to the client now."""
-        state, echo, began_s = self._state, self._echo, time.monotonic()
-        parts: list[PromptPart] = []
-        for scores in state.new_scores():
-            parts += echo.take(scores) if echo is not None else ()
+        state, timeline, began_s = self._state, self.timeline, time.monotonic()
         tokens = state.new_tokens()
-        if tokens and echo is not None:
-            parts += echo.rest()
-        events = [event for released in tokens for event in self.answer.take(released)]
+        parts: Sequence[PromptPart] = () if self._echo is None else self._echoed(self._echo, bool(tokens))
+        if len(tokens) == 1:  # usual case: there is only one choice
+            events = self.answer.take(tokens[0])
+        else:
+            events = [event for released in tokens for event in self.answer.take(released)]
         now = time.monotonic()
-        self.timeline.detokenise_ms += (now - began_s) * 1e3
-        if self.timeline.first_token_s is None and events:
-            self.timeline.first_token_s = now
-        effects = state.advance(_DELIVERED, now)
+        timeline.detokenise_ms += (now - began_s) * 1e3
+        if timeline.first_token_s is None and events:
+            timeline.first_token_s = now
+        effects = state.delivered(now)
         if effects:
             self._perform(effects)
         return [*parts, *events] if parts else events
+
+    def _echoed(self, echo: PromptEcho, has_tokens: bool) -> Sequence[PromptPart]:
+        """Return the new parts of the echoed prompt. `has_tokens`: they precede tokens of the answer."""
+        parts = [part for scores in self._state.new_scores() for part in echo.take(scores)]
+        return [*parts, *echo.rest()] if has_tokens else parts
 
     def _advance(self, event: OwnEvent) -> None:
         self._perform(self._state.advance(event, time.monotonic()))

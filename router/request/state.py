@@ -49,7 +49,6 @@ from baton.router.request.effects import (
 from baton.router.request.events import (
     Begun,
     Deadline,
-    Delivered,
     KvOverdue,
     OwnEvent,
     Placed,
@@ -88,7 +87,7 @@ _EXPECTED: Mapping[type, AttemptPhase] = {
 
 
 class RequestState:
-    """State of one request over all its attempts. Only `advance` changes the phases and writes the timeline."""
+    """State of one request over all its attempts. Only `advance` and `delivered` change phases and the timeline."""
 
     def __init__(
         self,
@@ -156,8 +155,6 @@ class RequestState:
         match event:
             case SequenceOutput():
                 return self._take_output(event, now)
-            case Delivered():
-                return self._delivered(now)
             case Begun():
                 self.phase = RequestPhase.RUNNING
                 return self._continue(self.request, Tries(), now, event.locations)
@@ -278,14 +275,14 @@ class RequestState:
         attempt = self.attempts.get(output.attempt_id)
         if attempt is None or not attempt.phase.on_workers:
             return ()
-        _check_output(attempt, output)
-        offset = output.offset - attempt.part.answered_tokens
-        self.timeline.take_decode_output(
-            output.attempt_id, output.choice, offset, len(output.token_ids), now, output.made
-        )
-        attempt.unreported.discard(output.choice)
+        tokens, choice, part = len(output.token_ids), output.choice, attempt.part
+        if output.offset + tokens > part.sampling.max_tokens:
+            raise _impossible(attempt, output)
+        offset = output.offset - part.answered_tokens
+        self.timeline.take_decode_output(output.attempt_id, choice, offset, tokens, now, output.made)
+        attempt.unreported.discard(choice)
         if output.end is not None:
-            attempt.unfinished.discard(output.choice)
+            attempt.unfinished.discard(choice)
             if not attempt.unfinished:
                 attempt.busy.discard(attempt.placement.decode)
         self._outputs.append(output)
@@ -381,7 +378,8 @@ class RequestState:
             self.avoided_prefill |= {prefill}
             self.preferred_decode = placement.decode
 
-    def _delivered(self, now: float) -> Sequence[Effect]:
+    def delivered(self, now: float) -> Sequence[Effect]:
+        """Return the effects to perform after the answer has processed all released tokens."""
         effects: list[Effect] = []
         for attempt in tuple(self.attempts.values()):
             phase = attempt.phase
@@ -470,14 +468,13 @@ def _check_plausible(attempt: Attempt, outputs: Sequence[SequenceOutput], *promp
     if max(prompt_counts, default=0) > prompt_tokens:
         raise InconsistentOutput(f"{max(prompt_counts)} prompt tokens reported, but the prompt has {prompt_tokens}")
     for output in outputs:
-        _check_output(attempt, output)
+        beyond = output.offset + len(output.token_ids)
+        if beyond > attempt.part.sampling.max_tokens or output.attempt_id != attempt.attempt_id:
+            raise _impossible(attempt, output)
 
 
-def _check_output(attempt: Attempt, output: SequenceOutput) -> None:
-    """Check the attempt and the number of tokens of an output. Raises: InconsistentOutput."""
-    end, most_tokens = output.offset + len(output.token_ids), attempt.part.sampling.max_tokens
-    if end > most_tokens or output.attempt_id != attempt.attempt_id:
-        raise InconsistentOutput(
-            f"tokens {output.offset} to {end} of attempt {output.attempt_id}; "
-            f"expected at most {most_tokens} tokens of attempt {attempt.attempt_id}"
-        )
+def _impossible(attempt: Attempt, output: SequenceOutput) -> InconsistentOutput:
+    return InconsistentOutput(
+        f"tokens {output.offset} to {output.offset + len(output.token_ids)} of attempt {output.attempt_id}; "
+        f"expected at most {attempt.part.sampling.max_tokens} tokens of attempt {attempt.attempt_id}"
+    )

@@ -160,14 +160,21 @@ class LongGap(NamedTuple):
     lost_worker: str | None  # None: no worker was replaced in this gap
 
 
+@dataclass(slots=True)
+class _LastToken:
+    """Newest token of a choice. `made`: None if its worker sent no times."""
+
+    at_s: float
+    made: Made | None
+
+
 class TokenGaps:
     """Gaps between consecutive tokens of each choice, by their arrivals from the decode worker."""
 
     def __init__(self, least_ms: float = MIN_LONG_GAP_MS) -> None:
         """Begin without gaps. Causes are recorded only for gaps above `least_ms`, and of many only for the longest."""
         self._least_ms = least_ms
-        self._last_s: dict[int, float] = {}
-        self._last_made: dict[int, Made] = {}
+        self._last: dict[int, _LastToken] = {}
         self._gaps_ms = array("d")
         self._pauses_ms = array("d")
         self._waits = WorkerWaits()
@@ -181,17 +188,20 @@ class TokenGaps:
 
         `lost_worker`: worker that was replaced in the pause; None: none.
         """
-        last_s, last_made = self._last_s.get(choice), self._last_made.pop(choice, None)
-        self._last_s[choice] = now
         if made is not None:
-            self._last_made[choice] = made
             self._waits.add(made, now)
-        if last_s is None:
+        last = self._last.get(choice)
+        if last is None:
+            self._last[choice] = _LastToken(now, made)
             return
+        last_s, last_made = last.at_s, last.made
+        last.at_s, last.made = now, made
         pause_ms = (now - last_s) * 1e3
         self._pauses_ms.append(pause_ms)
-        for _ in range(tokens):
-            self._gaps_ms.append(pause_ms / tokens)
+        if tokens == 1:
+            self._gaps_ms.append(pause_ms)
+        else:
+            self._gaps_ms.extend(pause_ms / tokens for _ in range(tokens))
         if pause_ms > self._least_ms:
             on_worker_ms, held_ms = _on_worker(last_made, made)
             gap, held = (None, ()) if made is None else (made.gap, made.held)
@@ -201,11 +211,12 @@ class TokenGaps:
 
     def last_s(self, choice: int) -> float | None:
         """Return the arrival time of a choice's last token; None without tokens."""
-        return self._last_s.get(choice)
+        last = self._last.get(choice)
+        return last.at_s if last is not None else None
 
     def resume(self, choice: int, last_s: float, now: float, lost_worker: str = "") -> None:
         """Add the first token of a retry. `last_s`: arrival of the token before it. `lost_worker`: failed worker."""
-        self._last_s[choice] = last_s
+        self._last[choice] = _LastToken(last_s, None)
         self._waits = WorkerWaits()
         self.add(choice, 1, now, None, lost_worker)
 

@@ -158,7 +158,7 @@ async def test_inbox_that_waits_for_a_slot_gives_an_own_event_immediately() -> N
     taking = asyncio.create_task(inbox.take())
     await asyncio.sleep(0)
     inbox.put_own("deadline")
-    assert await taking == "deadline" and inbox.first is not None
+    assert await taking == "deadline" and inbox.arrivals
 
 
 BOUND_S = 10.0

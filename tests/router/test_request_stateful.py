@@ -28,7 +28,6 @@ from baton.router.request.effects import (
 from baton.router.request.events import (
     Begun,
     Deadline,
-    Delivered,
     KvOverdue,
     Placed,
     Refused,
@@ -104,7 +103,7 @@ class RequestMachine(RuleBasedStateMachine):
                 elif isinstance(event, Delta):
                     assert event.offset == len(self.given[event.index]), "an offset twice, or left out"
                     self.given[event.index] += event.token_ids
-        self.take(self.state.advance(Delivered(), self.now))
+        self.take(self.state.delivered(self.now))
 
     def take(self, effects: Any) -> None:
         assert not self.failed or not effects or all(isinstance(effect, Release) for effect in effects)

@@ -146,18 +146,42 @@ def _of_process(causes: tuple[CausePart, ...]) -> tuple[CausePart, ...]:
 
 
 class LongGap(NamedTuple):
-    """Gap between the arrivals of two tokens, or of groups of tokens that arrived together. Monotonic seconds."""
+    """Gap between the arrivals of two tokens, or of groups of tokens that arrived together. Monotonic seconds.
+
+    Nearly every token of a slow answer constructs one, so causes are read from `made` when they are asked for.
+    """
 
     began_s: float
     ended_s: float
     choice: int
     gap_ms: float
-    on_worker_ms: float | None  # length of the gap on the worker; None: unknown
-    held_more_ms: float  # delay in the worker's event loop, minus the previous token's delay there
-    gap: WorkerGap | None
-    held: tuple[CausePart, ...]  # causes of a long delay in the worker's event loop
+    made_before: Made | None  # times of the token before the gap; None: unknown
+    made: Made | None
     waits: WorkerWaits
     lost_worker: str | None  # None: no worker was replaced in this gap
+
+    @property
+    def on_worker_ms(self) -> float | None:
+        """Length of the gap on the worker; None: unknown."""
+        if self.made_before is None or self.made is None:
+            return None
+        return (self.made.at_us - self.made_before.at_us) / 1e3
+
+    @property
+    def held_more_ms(self) -> float:
+        """Delay in the worker's event loop, minus the previous token's delay there."""
+        if self.made_before is None or self.made is None:
+            return 0.0
+        return (self.made.held_us - self.made_before.held_us) / 1e3
+
+    @property
+    def gap(self) -> WorkerGap | None:
+        return None if self.made is None else self.made.gap
+
+    @property
+    def held(self) -> tuple[CausePart, ...]:
+        """Causes of a long delay in the worker's event loop."""
+        return () if self.made is None else self.made.held
 
 
 @dataclass(slots=True)
@@ -203,11 +227,7 @@ class TokenGaps:
         else:
             self._gaps_ms.extend(pause_ms / tokens for _ in range(tokens))
         if pause_ms > self._least_ms:
-            on_worker_ms, held_ms = _on_worker(last_made, made)
-            gap, held = (None, ()) if made is None else (made.gap, made.held)
-            self._keep(
-                LongGap(last_s, now, choice, pause_ms, on_worker_ms, held_ms, gap, held, self._waits, lost_worker)
-            )
+            self._keep(LongGap(last_s, now, choice, pause_ms, last_made, made, self._waits, lost_worker))
 
     def last_s(self, choice: int) -> float | None:
         """Return the arrival time of a choice's last token; None without tokens."""
@@ -241,13 +261,6 @@ class TokenGaps:
             longest = sorted(self.long, key=lambda each: -each.gap_ms)[:MAX_STALLS]
             self.long = sorted(longest, key=lambda each: each.ended_s)
             self._least_ms = longest[-1].gap_ms
-
-
-def _on_worker(last: Made | None, made: Made | None) -> tuple[float | None, float]:
-    """Return the gap on the worker (None: unknown) and the growth of the delay in its event loop, in milliseconds."""
-    if last is None or made is None:
-        return None, 0.0
-    return (made.at_us - last.at_us) / 1e3, (made.held_us - last.held_us) / 1e3
 
 
 @dataclass(frozen=True, slots=True)

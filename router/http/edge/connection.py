@@ -203,8 +203,8 @@ class HttpConnection(HttpToolsProtocol):
         if version == "1.0":
             self.expect_100_continue = False
         super().on_headers_complete()
-        if version == "1.0":
-            self.cycle.send = partial(_send_until_close, self.cycle, self.cycle.send)  # type: ignore[method-assign]
+        send = _send_until_close if version == "1.0" else _send
+        self.cycle.send = partial(send, self.cycle)  # type: ignore[method-assign]
         self._part, self._extra_bytes = _Part.BODY, 0
         self._stop_timer()
         self._slots.begin(self)
@@ -302,13 +302,23 @@ class HttpConnection(HttpToolsProtocol):
                 cycle.message_event.set()
 
 
-async def _send_until_close(cycle: RequestResponseCycle, send: Callable[[Any], Any], message: Any) -> None:
+async def _send(cycle: RequestResponseCycle, message: Any) -> None:
+    """Send a message of an answer. Nearly every token is a chunk, which needs none of uvicorn's checks."""
+    body = message.get("body")
+    if body and message.get("more_body") and cycle.chunked_encoding and not cycle.flow.write_paused:
+        if not cycle.disconnected:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+    else:
+        await RequestResponseCycle.send(cycle, message)
+
+
+async def _send_until_close(cycle: RequestResponseCycle, message: Any) -> None:
     """Send a message of an answer to HTTP/1.0, which has no chunks: closing the connection ends the answer."""
     if message["type"] == "http.response.start":
         cycle.chunked_encoding = False
     else:
         cycle.expected_content_length = len(message.get("body", b""))
-    await send(message)
+    await RequestResponseCycle.send(cycle, message)
 
 
 def _malformed() -> Problem:

@@ -78,8 +78,6 @@ from baton.kernels.dispatch import uses_triton
 from baton.kernels.linear import GATHERED
 from baton.kernels.types import DeltaRates, Gate, HeadNorms, Scoring, StateRates
 from baton.text.host.files import reading, reads
-from baton.text.pooler_files import read_pooler
-from baton.text.weight_files import SINGLE_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -129,29 +127,16 @@ def load_model(
         return plain
 
 
-CHECKED = (
-    *(WeightFormat.PLAIN, WeightFormat.FP8_BLOCKS, WeightFormat.FP8_TENSORS, WeightFormat.MXFP4),
-    *(WeightFormat.COMPRESSED, WeightFormat.MODELOPT),
-)
-"""Formats whose tensors can be checked without their content."""
-
-
 @reads(ModelError)
 def check_tensors(folder: Path, config: ModelConfig) -> None:
-    """Check a decoder's tensors as loading does, but read the files' headers only. Raises: ModelError.
-
-    Of an encoder, check that the weights of its linear layers exist.
-    """
-    format = stored_format(folder)
+    """Check the tensors as loading does, but read only headers and small tensors. Raises: ModelError."""
     if isinstance(config, EncoderConfig):
-        for each in read_pooler(folder).dense:
-            if not (path := folder / each.folder / SINGLE_FILE).is_file():
-                raise ModelError(f"{path}: is missing; pickled weights are not read")
-    if not isinstance(config, DecoderConfig) or format not in CHECKED:
-        return
-    if config.gemma is None or not config.gemma.scales_layers:  # the scale of a layer is needed as a number
+        from baton.engine.models.encoder import check_encoder  # slow to import, rarely needed
+
+        check_encoder(folder, config)
+    elif isinstance(config, DecoderConfig):
         backend = MatmulBackend(torch.device("meta"), torch.float32, packed=False)
-        _load_decoder(folder, config, format, backend, progress=False, shard=ALONE)
+        _load_decoder(folder, config, stored_format(folder), backend, progress=False, shard=ALONE)
 
 
 def load_part(

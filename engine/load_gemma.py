@@ -100,7 +100,7 @@ class GemmaParts(ABC):
             feed_forward=self._gemma_feed_forward(config, gemma, index),
             feed_forward_end_norm=norm("post_feedforward_layernorm"),
             input=made,
-            scale=float(self._source.tensor(f"{prefix}layer_scalar", 1)) if gemma.scales_layers else 1.0,
+            scale=self._source.number(f"{prefix}layer_scalar") if gemma.scales_layers else 1.0,
             laurel=None if altup is None else self._laurel(config, altup, f"{prefix}laurel."),
             altup=None if altup is None else self._altup(config, altup, f"{prefix}altup."),
         )

@@ -20,7 +20,7 @@ from baton.engine.config.resolved_config import read_transformers_config
 from baton.engine.models.batch import Batch, make_batch
 from baton.engine.models.transformers_checkpoint import load_whole
 from baton.engine.request import Chunk
-from baton.engine.weights.gguf_encoder import GgufEncoderWeights
+from baton.engine.weights.gguf_encoder import GgufEncoderWeights, read_dense
 from baton.kernels.types import KvPages
 from baton.text.host.files import check_file, reading
 from baton.text.pooler_files import DenseModule, read_pooler
@@ -180,28 +180,50 @@ def _dense(folder: Path, module: DenseModule, device: torch.device) -> torch.nn.
     path = folder / module.folder / SINGLE_FILE
     made = torch.nn.Linear(module.inputs, module.outputs, module.has_bias, device="meta")
     with reading(path, ModelError):
-        check_file(path)
-        stored = load_file(path, str(device))
+        if is_gguf(folder):
+            stored = {"weight": read_dense(gguf_files(folder)[0], module.folder).to(device)}
+        else:
+            check_file(path)
+            stored = load_file(path, str(device))
         made.load_state_dict({name.removeprefix("linear."): each.float() for name, each in stored.items()}, assign=True)
     return made
 
 
 def _load(folder: Path, config: EncoderConfig, dtype: torch.dtype) -> Any:
-    kind: Any = AutoModel if config.labels is None else AutoModelForSequenceClassification
-    optional = UNUSED if config.labels is None else ()
     if is_gguf(folder):
-        return _load_gguf(kind, folder, dtype, optional)
-    return load_whole(kind, folder, dtype, NAME, optional)
+        return _load_gguf(folder, config, dtype)
+    return load_whole(_kind(config), folder, dtype, NAME, _optional(config))
 
 
-def _load_gguf(kind: Any, folder: Path, dtype: torch.dtype, optional: tuple[str, ...]) -> Any:
-    stated = read_transformers_config(folder)
+def check_encoder(folder: Path, config: EncoderConfig) -> None:
+    """Check the tensors of a GGUF file, and that those of linear layers exist, by headers only. Raises: ModelError."""
+    if is_gguf(folder):
+        _gguf_weights(folder, config)
+        return
+    for each in read_pooler(folder).dense:
+        if not (path := folder / each.folder / SINGLE_FILE).is_file():
+            raise ModelError(f"{path}: is missing; pickled weights are not read")
+
+
+def _kind(config: EncoderConfig) -> Any:
+    return AutoModel if config.labels is None else AutoModelForSequenceClassification
+
+
+def _gguf_weights(folder: Path, config: EncoderConfig) -> GgufEncoderWeights:
     with no_init_weights(), torch.device("meta"):
-        described = kind.from_config(stated, dtype=dtype, attn_implementation=NAME)
+        described = _kind(config).from_config(read_transformers_config(folder))
     shapes = {name: tensor.shape for name, tensor in described.state_dict().items()}
-    state = GgufEncoderWeights(gguf_files(folder)[0]).state(shapes, optional)
+    return GgufEncoderWeights(gguf_files(folder)[0], shapes, _optional(config))
+
+
+def _load_gguf(folder: Path, config: EncoderConfig, dtype: torch.dtype) -> Any:
+    state = _gguf_weights(folder, config).state()
     with no_init_weights():
-        made = kind.from_config(stated, dtype=dtype, attn_implementation=NAME)
+        made = _kind(config).from_config(read_transformers_config(folder), dtype=dtype, attn_implementation=NAME)
     with torch.no_grad():
         made.load_state_dict(state, strict=False)
     return made
+
+
+def _optional(config: EncoderConfig) -> tuple[str, ...]:
+    return UNUSED if config.labels is None else ()

@@ -34,11 +34,29 @@ BNB_INT8_LARGEST = 127.0
 GLOBAL_SCALE = "weight_global_scale"
 SECOND_SCALE = "weight_scale_2"  # ModelOpt's reciprocal of GLOBAL_SCALE
 EXPONENT_BIAS = 127
+UNSET = -1  # group of inputs that the quantiser left in order
 
 
 def is_quantised_here(tensors: StoredTensors, module: str) -> bool:
     """Return whether a checkpoint has a projection in one of these forms."""
     return any(tensors.has(f"{module}.{end}") for end in (SCALE, SCALE_INV, PACKED, ABSMAX, ROW_SCALES))
+
+
+def column_order(tensors: StoredTensors, name: str, inputs: int, groups: int) -> torch.Tensor | None:
+    """Return the indexes of the inputs sorted by group; None if they are in order. Raises: ModelError.
+
+    `name`: tensor with the group of each input, which may be missing, or contain -1 only.
+    """
+    if not tensors.has(name):
+        return None
+    of_inputs = tensors.read(name, (torch.int32,), inputs).long()
+    order = of_inputs.argsort(stable=True)
+    expected = torch.arange(inputs, device=order.device) // (inputs // groups)
+    if torch.equal(of_inputs, expected) or of_inputs.eq(UNSET).all():
+        return None
+    if not torch.equal(of_inputs[order], expected):
+        raise ModelError(f"{name} does not put {inputs // groups} inputs into each of {groups} groups")
+    return order
 
 
 def read_quantised(
@@ -77,7 +95,7 @@ def _packed(tensors: StoredTensors, module: str, outputs: int, inputs: int, dtyp
     words = tensors.shape(f"{module}.{PACKED}")[1]
     groups = tensors.shape(f"{module}.{SCALE}")[1]
     bits = 32 * words // inputs if inputs else 0
-    if bits not in (4, 8) or words * 32 != bits * inputs or inputs % groups:
+    if bits not in (4, 8) or words * 32 != bits * inputs or not groups or inputs % groups:
         raise ModelError(f"{module}: {inputs} inputs in {words} words and {groups} groups are not codes of 4 or 8 bits")
     codes = _unpacked(tensors.take(f"{module}.{PACKED}", (torch.int32,), outputs, words), bits)
     scales = tensors.take(f"{module}.{SCALE}", FLOATS, outputs, groups)
@@ -86,10 +104,8 @@ def _packed(tensors: StoredTensors, module: str, outputs: int, inputs: int, dtyp
     if tensors.has(f"{module}.{ZEROS}"):
         stored = tensors.take(f"{module}.{ZEROS}", (torch.int32,), -(-outputs * bits // 32), groups)
         zeros = _unpacked(stored.T, bits).T[:outputs].contiguous()
-    order = None
-    if tensors.has(f"{module}.weight_g_idx"):
-        of_inputs = tensors.take(f"{module}.weight_g_idx", (torch.int32,), inputs).long()
-        order = of_inputs.argsort(stable=True)
+    order = column_order(tensors, f"{module}.weight_g_idx", inputs, groups)
+    if order is not None:
         codes = codes[:, order]
     if bits == 4:
         return Int4Weight(codes, scales, zeros * ZERO_PARTS, order)
@@ -130,7 +146,7 @@ def _bitsandbytes(tensors: StoredTensors, module: str, outputs: int, inputs: int
     if kind is None:
         raise ModelError(f"{module}: 4-bit weights of bitsandbytes without {BNB_STATE}nf4 or fp4")
     name = f"{module}.{BNB_STATE}{kind}"
-    state = json.loads(bytes(tensors.take(name, (torch.uint8,), *tensors.shape(name)).tolist()))
+    state = json.loads(bytes(tensors.read(name, (torch.uint8,), *tensors.shape(name)).tolist()))
     codes = tensors.take(f"{module}.weight", (torch.uint8,), outputs * inputs // 2, 1).flatten()
     table = tensors.take(f"{module}.weight.quant_map", (torch.float32,), 16)
     blocks = outputs * inputs // int(state["blocksize"])

@@ -30,6 +30,9 @@ class StoredTensors(Protocol):
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
         """Return the tensor as stored, on the compute device. Raises: ModelError if it is missing or does not fit."""
 
+    def read(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
+        """Return a tensor whose content decides: as `take`, but instead of on the meta device on the CPU."""
+
 
 class _Place(NamedTuple):
     """Location of an expert's tensor in the stacked tensor `name`."""
@@ -65,6 +68,9 @@ class ExpertsApart:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.stored.shape(name)
+
+    def read(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
+        return self.stored.read(name, dtypes, *shape)
 
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
         place = self._place(name)

@@ -138,6 +138,7 @@ class TensorShape:
 
 
 class StoredTensor(NamedTuple):
+    path: Path  # file
     shape: list[int]
     dtype: str  # safetensors name: F32, BF16, F8_E4M3, ...
 
@@ -201,23 +202,17 @@ def loaded_bytes(
     if format is WeightFormat.GGUF:
         tensors = read_model_header(files[0]).used_tensors
         return LoadedBytes({name: _gguf_bytes(each, number_bytes, packed, expands) for name, each in tensors.items()})
-    found = {}
+    stored: dict[str, StoredTensor] = {}
     for path in files:
-        header = read_safetensors_header(path)
-        for stored, tensor in header.items():
-            if (name := name_of(stored)) is None:
-                continue
-            if format in (WeightFormat.PLAIN, *MADE_WHILE_LOADING) and tensor.dtype in CODES and name.endswith(WEIGHTS):
-                raise ModelError(f"{path}: {stored} is {tensor.dtype}, but neither {STATES} says how it is quantised")
-            kept_bytes = 2 if packed and tensor.dtype == "BF16" else number_bytes
-            if tensor.dtype in ("F8_E4M3", "I8") and is_quantisable(name.removesuffix(".weight")):
-                is_expanded = f"{stored}_zero_point" in header
-                kept_bytes = number_bytes if is_expanded else 1
-            if tensor.dtype == "U8" and name.endswith((".weight", ".weight_packed")):
-                kept_bytes = 2 * number_bytes  # two codes per byte, which are expanded
-            if tensor.dtype == "I32" and name.endswith(".weight_packed"):
-                kept_bytes = WORD_BYTES
-            found[name] = _safetensor_bytes(TensorShape(name, tensor.shape), format, kept_bytes)
+        stored |= read_safetensors_header(path)
+    found = {}
+    for own, tensor in stored.items():
+        if (name := name_of(own)) is None:
+            continue
+        if format in (WeightFormat.PLAIN, *MADE_WHILE_LOADING) and tensor.dtype in CODES and name.endswith(WEIGHTS):
+            raise ModelError(f"{tensor.path}: {own} is {tensor.dtype}, but neither {STATES} says how it is quantised")
+        kept_bytes = _kept_bytes(own, name, stored, number_bytes, packed)
+        found[name] = _safetensor_bytes(TensorShape(name, tensor.shape), format, kept_bytes)
     if HEADS[0] in found and not any(name.endswith(EMBEDDINGS) for name in found):
         found[EMBEDDINGS[0]] = found.pop(HEADS[0])  # a tied embedding, stored under the name of the head
     return LoadedBytes(found)
@@ -239,7 +234,37 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
     """Return shape and dtype by tensor name. Raises: ModelError."""
     with reading(path, ModelError), safe_open(path, framework="pt", device="cpu") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 -- not a mapping
-        return {name: StoredTensor(each.get_shape(), each.get_dtype()) for name, each in slices.items()}
+        return {name: StoredTensor(path, each.get_shape(), each.get_dtype()) for name, each in slices.items()}
+
+
+def _kept_bytes(own: str, name: str, stored: Mapping[str, StoredTensor], number_bytes: int, packed: bool) -> int:
+    """Return the bytes in memory of an element of a stored tensor: a number, or a byte or word with several codes.
+
+    `own`: name in the checkpoint. `name`: the decoder's name. `packed`: see `loaded_bytes`.
+    """
+    tensor = stored[own]
+    match tensor.dtype:
+        case "BF16" if packed:
+            return 2
+        case "F8_E4M3" | "I8" if is_quantisable(name.removesuffix(".weight")):
+            return number_bytes if f"{own}_zero_point" in stored else 1
+        case "U8" if name.endswith((".weight", ".weight_packed")):
+            return 2 * number_bytes  # two codes per byte, which are expanded
+        case "I32" if name.endswith(".weight_packed"):
+            is_expanded = WORD_BYTES * math.prod(tensor.shape) == _packed_codes(own, stored)
+            return WORD_BYTES * number_bytes if is_expanded else WORD_BYTES
+        case _:
+            return number_bytes
+
+
+def _packed_codes(own: str, stored: Mapping[str, StoredTensor]) -> int | None:
+    """Return the number of codes in a tensor of compressed-tensors; None if the checkpoint does not state the shape."""
+    name = own.removesuffix("packed") + "shape"
+    if name not in stored:
+        return None
+    with reading(stored[name].path, ModelError), safe_open(stored[name].path, framework="pt", device="cpu") as file:
+        shape: list[int] = file.get_tensor(name).tolist()
+    return math.prod(shape)
 
 
 def _stored_group_inputs(folder: Path) -> int | None:

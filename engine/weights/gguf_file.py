@@ -71,6 +71,9 @@ def dequantise(stored: torch.Tensor, kind: TensorType) -> torch.Tensor:
         return codes_of(stored, kind).numbers.reshape(len(stored), -1)
     if kind is TensorType.MXFP4:
         return _mxfp4(stored).reshape(len(stored), -1)
+    if stored.is_meta:
+        block = BLOCKS[kind]
+        return stored.new_empty(len(stored), stored.shape[1] // block.size_bytes * block.numbers, dtype=torch.float32)
     from transformers.integrations.gguf.dequant import dequantize  # it has the tables of the rare types
 
     numbers: torch.Tensor = dequantize(stored, int(kind))

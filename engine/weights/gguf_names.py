@@ -111,8 +111,8 @@ FUSED = {
 """Modules that a tensor of the file may contain with another one, and the name of that tensor."""
 SPLIT = {"input_linear": ("gate_proj", "up_proj")}
 """Modules that a GGUF file splits into two."""
-UNUSED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
-"""Tensors that are not read as weights, since config.json has the same numbers."""
+UNUSED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "cls.output.weight"}
+"""Tensors that are not read as weights, since config.json has the same numbers, or the embedding the same rows."""
 PAIRED = (
     *("llama", "llama4", "mistral3", "smollm3", "granite", "granitemoe", "granitehybrid"),
     *("nemotron_h", "nemotron_h_moe"),

@@ -27,6 +27,9 @@ class PairsApart:
     def shape(self, name: str) -> tuple[int, ...]:
         return self.stored.shape(name)
 
+    def read(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
+        return self.stored.read(name, dtypes, *shape)
+
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
         tensor = self.stored.take(name, dtypes, *shape)
         module, _, kind = name.rpartition(".")

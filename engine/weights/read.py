@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from baton.engine.config.model_config import DecoderConfig, LatentConfig, ModelError
 from baton.engine.parallel.shard import Shard
-from baton.engine.weights.compressed import UNUSED_ENDS, is_quantised_here, read_quantised
+from baton.engine.weights.compressed import UNUSED_ENDS, column_order, is_quantised_here, read_quantised
 from baton.engine.weights.experts import ExpertsApart, StoredTensors
 from baton.engine.weights.files import weight_files
 from baton.engine.weights.formats import GROUPED, STORED_ALONE, PackedFormat, WeightFormat, packed_format
@@ -59,7 +59,7 @@ from baton.text.gguf.config import ARCHITECTURES
 from baton.text.gguf.header import GgufTensor, TensorType, read_model_header
 
 logger = logging.getLogger(__name__)
-STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
@@ -103,6 +103,9 @@ class WeightSource(Protocol):
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a tensor on the compute device, in `dtype`; None: in the compute dtype."""
+
+    def number(self, name: str) -> float:
+        """Return the only number of a tensor, rounded to the compute dtype, also if that is on the meta device."""
 
     def embedding(self, name: str, vocabulary: int, hidden: int) -> torch.Tensor | GgufWeight:
         """Return the embedding of tokens in the compute dtype, or as stored in a quantised GGUF type."""
@@ -183,8 +186,8 @@ class CheckpointTensors:
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{file}: {error}") from error
             stored.update(dict.fromkeys(opened.keys(), opened))
-        headless = EMBEDDING not in stored and EMBEDDING.removeprefix(BODY) in stored  # a model saved without head
-        names = {name: name_of(BODY + name if headless else name) for name in stored}
+        is_body = EMBEDDING not in stored and EMBEDDING.removeprefix(BODY) in stored  # names of a model without head
+        names = {name: name_of(BODY + name if is_body and name != HEAD else name) for name in stored}
         self.unread = tuple(name for name, known in names.items() if known is None)
         self._stored_names = {known: name for name, known in names.items() if known is not None}
         self._files = {known: stored[name] for known, name in self._stored_names.items()}  # those not read yet
@@ -205,22 +208,32 @@ class CheckpointTensors:
         return tuple(self._open(name).get_slice(self._stored_names[name]).get_shape())
 
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
-        stored = self._stored(name)
+        return self._checked(name, self._stored(name), dtypes, shape).to(self._device)
+
+    def read(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
+        content = self._checked(name, self._content(name), dtypes, shape)
+        return content if self._device.type == "meta" else content.to(self._device)
+
+    def _checked(
+        self, name: str, stored: torch.Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]
+    ) -> torch.Tensor:
         if stored.shape != shape:
             raise ModelError(f"tensor {name} is {list(stored.shape)}, config.json implies {list(shape)}")
         if stored.dtype not in dtypes:
             raise ModelError(f"tensor {name} is {stored.dtype}; supported: {', '.join(map(str, dtypes))}")
         del self._files[name]
         self._bar.update(stored.nbytes)
-        return stored.to(self._device)
+        return stored
 
     def _stored(self, name: str) -> torch.Tensor:
-        file, own = self._open(name), self._stored_names[name]
-        if self._device.type == "meta":
-            described = file.get_slice(own)
-            return torch.empty(described.get_shape(), dtype=DTYPES[described.get_dtype()], device=self._device)
-        tensor: torch.Tensor = file.get_tensor(own)
-        return tensor
+        if self._device.type != "meta":
+            return self._content(name)
+        described = self._open(name).get_slice(self._stored_names[name])
+        return torch.empty(described.get_shape(), dtype=DTYPES[described.get_dtype()], device=self._device)
+
+    def _content(self, name: str) -> torch.Tensor:
+        content: torch.Tensor = self._open(name).get_tensor(self._stored_names[name])
+        return content
 
     def _open(self, name: str) -> Any:
         file = self._files.get(name)
@@ -268,6 +281,9 @@ class CheckpointWeights:
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self._tensors.take(name, STORED_DTYPES, *shape).to(dtype or self._dtype)
+
+    def number(self, name: str) -> float:
+        return float(self._tensors.read(name, STORED_DTYPES, 1).to(self._dtype))
 
     def embedding(self, name: str, vocabulary: int, hidden: int) -> torch.Tensor:
         return self.tensor(name, vocabulary, hidden)
@@ -361,7 +377,7 @@ class CheckpointWeights:
             qzeros = qzeros + ONE_IN_EACH_NIBBLE
         codes = _nibbles(qweight.T).flatten(1)  # [out, in]
         zeros = _nibbles(qzeros).flatten(1).T.contiguous() * ZERO_PARTS
-        order = self._column_order(module, inputs, groups)
+        order = column_order(self._tensors, f"{module}.g_idx", inputs, groups)
         return Int4Weight(codes if order is None else codes[:, order], scales, zeros, order, own_bias)
 
     def _is_quantised(self, module: str) -> bool:
@@ -382,23 +398,11 @@ class CheckpointWeights:
 
         Raises: ModelError for an unwanted bias, unless it is zero: some quantisers write zeros.
         """
-        if not wanted and not self._tensors.has(name):
-            return None
-        bias = self.tensor(name, size)
-        if not wanted and bias.any():
+        if wanted:
+            return self.tensor(name, size)
+        if self._tensors.has(name) and self._tensors.read(name, STORED_DTYPES, size).any():
             raise ModelError(f"the checkpoint has {name}, which this model does not use")
-        return bias if wanted else None
-
-    def _column_order(self, module: str, inputs: int, groups: int) -> torch.Tensor | None:
-        """Return the indexes of the inputs sorted by group, or None if the inputs are already sorted."""
-        if not self._tensors.has(f"{module}.g_idx"):
-            return None
-        groups_of_inputs = self._tensors.take(f"{module}.g_idx", (torch.int32,), inputs).long()
-        order = groups_of_inputs.argsort(stable=True)
-        expected = torch.arange(inputs, device=order.device) // (inputs // groups)
-        if not torch.equal(groups_of_inputs[order], expected):
-            raise ModelError(f"{module}.g_idx does not put {inputs // groups} inputs into each of {groups} groups")
-        return None if torch.equal(groups_of_inputs, expected) else order
+        return None
 
 
 def _part(tensor: torch.Tensor, rows: Sequence[slice]) -> torch.Tensor:
@@ -449,6 +453,10 @@ class GgufWeights:
         if name.endswith(".A_log"):
             numbers = (-numbers).log()  # llama.cpp stores the rate
         return numbers.to(dtype or self._dtype)
+
+    def number(self, name: str) -> float:
+        tensor = self._find(name, (1,))
+        return float(dequantise(self._mapped(tensor).clone(), tensor.type).to(self._dtype))
 
     def embedding(self, name: str, vocabulary: int, hidden: int) -> torch.Tensor | GgufWeight:
         tensor = self._find(name, (vocabulary, hidden))
@@ -514,16 +522,20 @@ class GgufWeights:
 
     def _stored(self, tensor: GgufTensor, name: str) -> torch.Tensor:
         """Copy a tensor's rows, uint8 [rows, bytes of a row], into the row order of Hugging Face's checkpoints."""
-        start, size, expert, rows = tensor.start, tensor.stored_bytes, expert_of(name), tensor.shape[0]
+        stored, expert, rows = self._mapped(tensor), expert_of(name), tensor.shape[0]
         if expert is not None:
-            size //= tensor.shape[0]
-            start, rows = start + expert * size, tensor.shape[1]
-        stored = self._files[tensor.path][start : start + size].view(-1, tensor.row_bytes)
+            stored, rows = stored.view(rows, -1, tensor.row_bytes)[expert], tensor.shape[1]
+        if self._device.type == "meta":
+            stored = torch.empty_like(stored, device=self._device)
         order = stored_rows(self._architecture, name, tensor.name, rows, self._config)
         if order is not None:
             # A vector is stored as one row, so its numbers, not its rows, are reordered.
             stored = stored.reshape(rows, -1)[order].reshape(-1, tensor.row_bytes)
         return stored.to(self._device, copy=True)
+
+    def _mapped(self, tensor: GgufTensor) -> torch.Tensor:
+        stored = self._files[tensor.path][tensor.start : tensor.start + tensor.stored_bytes]
+        return stored.view(-1, tensor.row_bytes)
 
 
 def _split(names: Sequence[str], sizes: Sequence[Size]) -> Iterator[tuple[str, int]]:

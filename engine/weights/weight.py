@@ -273,4 +273,4 @@ def stacked(biases: list[torch.Tensor | None]) -> torch.Tensor | None:
 def _same_order(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
-    return one.is_meta or torch.equal(one, other)  # on the meta device only shapes are compared
+    return torch.equal(one, other)

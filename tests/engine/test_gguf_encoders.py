@@ -10,7 +10,7 @@ import pytest
 
 from baton.engine import LLM
 from baton.engine.config.model_config import ModelError
-from baton.text.gguf.config import ENCODERS, config_of
+from baton.text.gguf.config import DECODERS, ENCODERS, config_of
 from baton.text.gguf.folder import folder_of
 from baton.text.gguf.header import GgufRefused, read_model_header
 from baton.text.model_folder import check_complete
@@ -55,7 +55,8 @@ def squeezed(tmp_path: Path, name: str, tensor: str) -> Path:
 
 
 def test_every_supported_architecture_has_a_file() -> None:
-    assert {read_model_header(FILES / f"{name}.gguf").architecture for name in EXPECTED} == ENCODERS.keys()
+    architectures = {read_model_header(FILES / f"{name}.gguf").architecture for name in EXPECTED}
+    assert architectures - DECODERS.keys() == ENCODERS.keys()
 
 
 @pytest.mark.parametrize("name", VECTORS)
@@ -65,9 +66,10 @@ def test_vectors_of_file_equal_those_of_its_checkpoint(name: str) -> None:
     assert furthest([output.outputs.embedding for output in outputs], EXPECTED[name]["vectors"]) < CLOSE
 
 
-def test_scores_of_file_with_head_equal_those_of_its_checkpoint() -> None:
-    expected = EXPECTED["xlm-roberta-head"]
-    outputs = loaded(FILES / "xlm-roberta-head.gguf").score(*map(list, zip(*expected["pairs"], strict=True)))
+@pytest.mark.parametrize(("name", "given"), [("xlm-roberta-head", "pairs"), ("qwen3-reranker", "documents")])
+def test_scores_of_file_with_head_equal_those_of_its_checkpoint(name: str, given: str) -> None:
+    expected = EXPECTED[name]
+    outputs = loaded(FILES / f"{name}.gguf").score(*map(list, zip(*expected[given], strict=True)))
     assert [output.prompt_token_ids for output in outputs] == expected["ids"]
     scores = [1 / (1 + math.exp(-logit)) for logit in expected["logits"]]
     assert furthest([[output.outputs.score for output in outputs]], [scores]) < CLOSE
@@ -102,6 +104,18 @@ def test_pooling_that_is_not_served_is_refused_by_its_key(tmp_path: Path) -> Non
     key = b"bert.pooling_type" + struct.pack("<I", 4)
     path = changed(tmp_path, "bert", key + struct.pack("<I", 2), key + struct.pack("<I", 4))
     with pytest.raises(GgufRefused, match=r"changed\.gguf: bert\.pooling_type 4 is not supported; supported are 1 "):
+        folder_of(path, tmp_path)
+
+
+@pytest.mark.parametrize("differs", ["template", "rows"])
+def test_classifier_of_a_decoder_that_is_not_that_of_the_converter_is_refused(differs: str, tmp_path: Path) -> None:
+    path = changed(tmp_path, "qwen3-reranker", b".chat_template.rerank", b".chat_template.rerun_")
+    if differs == "rows":
+        original = FILES / "qwen3-reranker.gguf"
+        content = bytearray(original.read_bytes())
+        content[read_model_header(original).tensors["cls.output.weight"].start] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(GgufRefused, match=r"cls\.output\.weight of a qwen3 is supported only with"):
         folder_of(path, tmp_path)
 
 

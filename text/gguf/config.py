@@ -147,6 +147,13 @@ def _gemma3(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gemma_embedding(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of EmbeddingGemma. The window is that of config.json: transformers counts both sides."""
+    fields = llama_fields(data)
+    gemma = {**fields, **_gemma3(data, fields)}
+    return {**gemma, "architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True}
+
+
 def _gemma_scalar(config: Mapping[str, Any], largest_layers: int) -> int:
     if config["num_hidden_layers"] == largest_layers:
         return int(config["hidden_size"]) // int(config["num_attention_heads"])
@@ -368,6 +375,7 @@ ENCODERS: Mapping[str, Architecture] = {
     "bert": Architecture(bert_fields, ("bert", "roberta", "xlm-roberta"), is_encoder=True),
     "modern-bert": Architecture(modern_bert_fields, ("modernbert",), is_encoder=True),
     "nomic-bert": Architecture(nomic_bert_fields, ("nomic_bert",), is_encoder=True),
+    "gemma-embedding": Architecture(_gemma_embedding, ("gemma3_text",), is_encoder=True),
 }
 ARCHITECTURES = {**DECODERS, **ENCODERS}
 """Supported architectures by their names in GGUF files."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from baton.text.gguf.header import GgufHeader, GgufRefused
 from baton.text.gguf.metadata import DEFAULT_ROPE_THETA, EMBEDDING, GgufMetadata, dtype_of, norm_epsilon
+from baton.text.pooler_files import IDENTITY
 
 POSITIONS, TYPES, HEAD = "position_embd.weight", "token_types.weight", "cls.output.weight"
 BERT_FAMILIES = {"bert": "bert", "gpt2": "roberta", "t5": "xlm-roberta"}
@@ -19,7 +20,8 @@ HEADS = {
 DEFAULT_PADDING = 1  # of RoBERTa; other families do not use it
 GLOBAL_EVERY = 3  # every third layer of ModernBERT has no window unless the file says otherwise
 POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}  # values of pooling_type
-MODULES = ("Transformer", "Pooling", "Normalize")
+DENSE = {"2_Dense": "dense_2.weight", "3_Dense": "dense_3.weight"}
+"""Folders of linear layers after the pooling in sentence-transformers, and their tensors in GGUF files."""
 
 
 def bert_fields(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,10 +112,19 @@ def write_pooling(header: GgufHeader, folder: Path) -> None:
     if not isinstance(stated, int) or stated not in POOLING:
         known = ", ".join(f"{value} ({name})" for value, name in POOLING.items())
         raise GgufRefused(f"{header.architecture}.pooling_type {stated} is not supported; supported are {known}")
+    dense = {path: header.tensors[name] for path, name in DENSE.items() if name in header.tensors}
+    paths = ("", "1_Pooling", *dense, f"{len(dense) + 2}_Normalize")
+    kinds = ("Transformer", *(path.partition("_")[2] for path in paths[1:]))
     modules = [
-        {"idx": index, "name": str(index), "path": f"{index}_{name}" if index else "", "type": f"models.{name}"}
-        for index, name in enumerate(MODULES)
+        {"idx": index, "name": str(index), "path": path, "type": f"models.{kind}"}
+        for index, (path, kind) in enumerate(zip(paths, kinds, strict=True))
     ]
+    settings: dict[str, dict[str, Any]] = {"1_Pooling": {"pooling_mode": POOLING[stated]}}
+    for path, tensor in dense.items():
+        outputs, inputs = tensor.shape
+        sizes = {"in_features": inputs, "out_features": outputs, "bias": False}
+        settings[path] = {**sizes, "activation_function": IDENTITY}
     (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": POOLING[stated]}))
+    for path, content in settings.items():
+        (folder / path).mkdir()
+        (folder / path / "config.json").write_text(json.dumps(content))

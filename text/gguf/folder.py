@@ -18,10 +18,11 @@ from baton.text.gguf.encoder_tokenizers import BYTE_LEVEL, encoder_tokenizer
 from baton.text.gguf.encoders import write_pooling
 from baton.text.gguf.header import GgufHeader, GgufRefused, parts_of, read_model_header
 from baton.text.gguf.pre_tokenizers import apply_split, split_named
+from baton.text.gguf.rerankers import HEAD, write_reranker
 from baton.text.host.cache import cache_folder
 from baton.text.host.files import reading
 
-FORMAT = 2  # number of the folders' format, to be increased whenever their content changes
+FORMAT = 3  # number of the folders' format, to be increased whenever their content changes
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 NAMED_ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
@@ -30,7 +31,7 @@ NAMED_ENDS = (
 )
 """Texts of tokens that end an answer even if the metadata do not name them, as in llama.cpp's llama-vocab.cpp."""
 SENTENCE_PIECE = "llama"  # value of tokenizer.ggml.model
-TOKENIZERS_OF = {"gemma3n": "gemma3"}
+TOKENIZERS_OF = {"gemma3n": "gemma3", "gemma-embedding": "gemma3"}
 """Architectures whose SentencePiece vocabulary transformers would read as Llama's, and one that it reads rightly."""
 
 
@@ -39,7 +40,7 @@ def folder_of(file: Path, cache: Path | None = None) -> Path:
 
     `cache`: folder in which it is created; None: the cache of GGUF files.
     """
-    file = file.expanduser().resolve()
+    file = file.expanduser().absolute()  # not resolved: the hub's cache has links to files without suffix
     with reading(file, GgufRefused):
         parts = parts_of(file)
         folder = (cache or cache_folder("gguf")) / f"{file.stem}-{_digest(parts)}"
@@ -86,11 +87,14 @@ def _remove_outdated(new: Path, parts: Iterable[Path]) -> None:
 
 def _write(parts: tuple[Path, ...], folder: Path) -> None:
     header = read_model_header(parts[0])
-    config = config_of(header)
-    write_pooling(header, folder)
-    is_encoder = header.architecture in ENCODERS
-    tokenizer = encoder_tokenizer(parts[0], header) if is_encoder else _tokenizer(parts[0], header)
+    config, is_encoder = config_of(header), header.architecture in ENCODERS
+    uses_own = header.architecture in TOKENIZERS_OF or not is_encoder
+    tokenizer = _tokenizer(parts[0], header) if uses_own else encoder_tokenizer(parts[0], header)
     tokenizer.chat_template = tokenizer.chat_template or None
+    if HEAD in header.tensors and not is_encoder:
+        write_reranker(header, folder, tokenizer)
+    else:
+        write_pooling(header, folder)
     tokenizer.save_pretrained(folder)
     ids = {} if is_encoder else _token_ids(header, tokenizer)
     if ids:

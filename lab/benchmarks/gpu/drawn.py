@@ -63,6 +63,9 @@ class DrawnTensors:
         made = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
         return made.fill_(1.0) if name.endswith("norm.weight") else made.normal_(std=shape[-1] ** -0.5)
 
+    def number(self, name: str) -> float:
+        return float(self.tensor(name, 1))
+
     def embedding(self, name: str, vocabulary: int, hidden: int) -> torch.Tensor:
         return self.tensor(name, vocabulary, hidden)
 

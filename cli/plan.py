@@ -13,7 +13,7 @@ from baton.launch import CommandFailed
 from baton.launch.devices import DeviceChoice
 from baton.launch.model_source import find_folder
 from baton.text.host.files import FileRefused
-from baton.text.model_folder import DESCRIBING_FILES, check_config
+from baton.text.model_folder import check_config
 
 if TYPE_CHECKING:
     import torch
@@ -153,7 +153,7 @@ def config_folder(model: str) -> Path:
     """Return the folder with config.json, fetching configuration and tokenizer from the hub. Raises: CommandFailed."""
     given = Path(model).expanduser()
     is_config = given.is_file() and given.suffix == ".json"
-    folder = given.parent if is_config else find_folder(model, DESCRIBING_FILES)
+    folder = given.parent if is_config else find_folder(model, with_weights=False)
     try:
         check_config(folder)
     except FileRefused as error:

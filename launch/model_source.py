@@ -8,7 +8,7 @@ from baton.launch import CommandFailed
 from baton.process.registry.worker_record import AdapterFolder, parse_adapters
 from baton.text.gguf.header import SUFFIX
 from baton.text.host.files import FileRefused
-from baton.text.model_folder import MODEL_FILES, check_complete, find_model_folder
+from baton.text.model_folder import check_complete, find_model_folder
 from baton.text.tokenizer.checkpoint_tokenizer import TokenizerRefused, read_tokenizer
 
 
@@ -51,10 +51,10 @@ def _name_of(given: str) -> str:
     return path.resolve().name if path.is_dir() else given
 
 
-def find_folder(given: str, patterns: Sequence[str] = MODEL_FILES, flag: str = "--model") -> Path:
+def find_folder(given: str, with_weights: bool = True, flag: str = "--model") -> Path:
     """Return a model's folder, see find_model_folder. Raises: ModelNotUsable."""
     try:
-        return find_model_folder(given, patterns)
+        return find_model_folder(given, with_weights)
     except FileRefused as error:
         raise ModelNotUsable(f"{flag} {given}: {error}") from error
 

@@ -4,6 +4,7 @@ A Hugging Face id may name one of several GGUF files, as for llama.cpp and Ollam
 `owner/name:file.gguf`. Formats of weights that run code when they are loaded are never downloaded.
 """
 
+import glob
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,18 +14,38 @@ from baton.text.gguf.header import PART, SUFFIX
 from baton.text.host.files import FileRefused
 from baton.text.named_models import NAMED, fetch_named
 from baton.text.tokenizer.checkpoint_tokenizer import read_tokenizer
-from baton.text.weight_files import CONVERT, NOT_READ, PICKLED, SAFETENSORS, gguf_files, is_model, weight_files
-
-TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
-MODEL_FILES = ("*.safetensors", *TOKENIZER_FILES)
-"""Patterns of files to download of a model whose weights are in safetensors files."""
-DESCRIBING_FILES = (
-    *("config.json", "generation_config.json", "tokenizer*", "tekken.json", "vocab*", "merges.txt", "*.model"),
-    *("*.tiktoken", "*.jinja", "chat_template.json", "added_tokens.json", "special_tokens_map.json"),
-    *("modules.json", "*/config.json", "config_sentence_transformers.json", "*sentence_bert_config.json"),
-    *("hf_quant_config.json", "quantize_config.json", "quant_config.json"),
+from baton.text.tokenizer.convert import has_tokenizer
+from baton.text.weight_files import (
+    CONVERT,
+    INDEX_FILE,
+    NOT_READ,
+    PICKLED,
+    SAFETENSORS,
+    SINGLE_FILE,
+    gguf_files,
+    indexed_names,
+    is_gguf,
+    is_model,
+    weight_files,
 )
-"""Patterns of files to download in order to plan a model: configuration and tokenizer."""
+
+IDENTIFYING_FILES = ("config.json", "adapter_config.json", "params.json")
+"""Files of a checkpoint, of a LoRA adapter and of Mistral's own format."""
+DESCRIBING_FILES = (
+    *IDENTIFYING_FILES,
+    *("generation_config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json"),
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
+    *("tokenizer.model", "spiece.model", "sentencepiece*.model", "tiktoken.model", "tekken.json", "*.tiktoken"),
+    *("chat_template.jinja", "additional_chat_templates/*.jinja", "chat_template.json"),
+    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "[0-9]_*/*config.json"),
+)
+"""Patterns of files to download that describe a model: configuration and tokenizer."""
+MODEL_FILES = (*DESCRIBING_FILES, SINGLE_FILE, INDEX_FILE, f"[0-9]_Dense/{SINGLE_FILE}")
+"""Patterns of files to download of a model; the files that its index names follow.
+
+Other files are never loaded: weights in other formats (`*.bin`, `*.pth`, `original/`, `onnx/`, `openvino/`), and the
+same weights under other names (`consolidated.safetensors`, `model.fp16.safetensors`).
+"""
 FILE_KINDS = {SAFETENSORS: "a file of weights", **dict.fromkeys(PICKLED, "a file of pickled weights")}
 USUAL_QUANTS = ("Q4_K_M", "Q8_0")  # taken if the id names no file, in this order
 
@@ -33,10 +54,11 @@ class NoSuchModel(FileRefused):
     """Error: no usable model has that name; the message has the reason and the remedy."""
 
 
-def find_model_folder(given: str, patterns: Sequence[str] = MODEL_FILES) -> Path:
+def find_model_folder(given: str, with_weights: bool = True) -> Path:
     """Return the folder of a model. Raises: NoSuchModel, WeightsRefused, GgufRefused, NotFetched.
 
-    `patterns`: files to download if `given` is the Hugging Face id of a model without GGUF files.
+    `with_weights`: whether to download weights, besides configuration and tokenizer, of a Hugging Face id. GGUF files
+    are always downloaded.
     """
     path = Path(given).expanduser()
     if given in NAMED and not path.exists():
@@ -51,7 +73,7 @@ def find_model_folder(given: str, patterns: Sequence[str] = MODEL_FILES) -> Path
     if path.is_absolute() or given.startswith((".", "~")) or hub_id.count("/") != 1:
         named = ", ".join(NAMED)
         raise NoSuchModel(f"there is no such folder, a hub id looks like owner/name, and named models are {named}")
-    return _download(hub_id, chosen, patterns)
+    return _download(hub_id, chosen, with_weights)
 
 
 def check_complete(folder: Path) -> None:
@@ -80,8 +102,8 @@ def check_config(folder: Path) -> None:
 
 
 def _gguf_folder(folder: Path) -> Path | None:
-    """Return the checkpoint folder of the GGUF file in `folder`; None if it has a config.json or no GGUF file."""
-    if (folder / "config.json").exists():
+    """Return the checkpoint folder of the GGUF file in `folder`; None without one, or if the folder is a checkpoint."""
+    if (folder / "config.json").exists() and (has_tokenizer(folder) or not is_gguf(folder)):
         return None
     files = gguf_files(folder)
     return folder_of(files[0]) if files else None
@@ -99,7 +121,7 @@ def _file_instead(path: Path) -> str:
     return f"{kind} without config.json in its folder; give the folder of a complete checkpoint"
 
 
-def _download(hub_id: str, chosen: str, patterns: Sequence[str]) -> Path:
+def _download(hub_id: str, chosen: str, with_weights: bool) -> Path:
     """Download into the cache of huggingface_hub; use the cache alone if the hub cannot be reached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -110,10 +132,8 @@ def _download(hub_id: str, chosen: str, patterns: Sequence[str]) -> Path:
     )
 
     try:
-        if not chosen:
-            folder = Path(snapshot_download(hub_id, allow_patterns=list(patterns)))
-            if (folder / "config.json").exists():
-                return folder
+        if not chosen and (checkpoint := _checkpoint(hub_id, with_weights)) is not None:
+            return checkpoint
         wanted = choose_gguf(_files_of(hub_id), chosen)
         folder = Path(snapshot_download(hub_id, allow_patterns=list(wanted)))
     except HFValidationError as error:
@@ -128,13 +148,35 @@ def _download(hub_id: str, chosen: str, patterns: Sequence[str]) -> Path:
     return folder_of(folder / wanted[0])
 
 
+def _checkpoint(hub_id: str, with_weights: bool) -> Path | None:
+    """Download the files of a checkpoint; None if its weights are in GGUF files."""
+    from huggingface_hub import snapshot_download
+
+    folder = Path(snapshot_download(hub_id, allow_patterns=[*(MODEL_FILES if with_weights else DESCRIBING_FILES)]))
+    if (folder / SINGLE_FILE).exists():
+        return folder
+    if with_weights and (folder / INDEX_FILE).exists():
+        parts = [glob.escape(name) for name in indexed_names(folder) if name.endswith(SAFETENSORS)]
+        return Path(snapshot_download(hub_id, allow_patterns=parts))
+    if not any((folder / name).exists() for name in IDENTIFYING_FILES):
+        return None
+    files = _files_of(hub_id)
+    has_gguf = any(name.endswith(SUFFIX) for name in files)
+    return None if has_gguf and not {SINGLE_FILE, INDEX_FILE} & set(files) else folder
+
+
 def _files_of(hub_id: str) -> list[str]:
     """Return the files of a model on the hub; those in the cache if the hub cannot be reached."""
     from huggingface_hub import HfApi, snapshot_download
 
+    # HTTPError is that of the library for HTTP, which depends on the release.
+    from huggingface_hub.errors import HTTPError, RepositoryNotFoundError  # type: ignore[attr-defined]
+
     try:
         return HfApi().list_repo_files(hub_id)
-    except OSError:
+    except RepositoryNotFoundError:
+        raise
+    except (OSError, HTTPError):
         folder = Path(snapshot_download(hub_id, allow_patterns=[f"*{SUFFIX}"], local_files_only=True))
         return [str(path.relative_to(folder)) for path in folder.rglob(f"*{SUFFIX}")]
 

@@ -1,9 +1,10 @@
 """Choice of the files with a checkpoint's weights among all files of its folder, as transformers chooses."""
 
+import os
 from pathlib import Path
 
 from baton.text.gguf.header import SUFFIX, parts_of
-from baton.text.host.files import FileRefused, read_json, reads
+from baton.text.host.files import FileRefused, check_fetched, read_json, reads
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -66,21 +67,36 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
     Raises: WeightsRefused, which says what the folder has instead.
     """
-    index = folder / INDEX_FILE
+    files = _weight_files(folder)
+    for path in files:
+        check_fetched(path)
+    return files
+
+
+def _weight_files(folder: Path) -> tuple[Path, ...]:
     if (folder / SINGLE_FILE).is_file():
         return (folder / SINGLE_FILE,)
-    if not index.exists():
+    if not (folder / INDEX_FILE).exists():
         if found := gguf_files(folder):
             return found
         raise WeightsRefused(_instead(folder))
+    names = indexed_names(folder)
+    for name in names:
+        if not (folder / name).is_file():
+            raise WeightsRefused(f"{folder / INDEX_FILE}: names {name!r}, which is not a file in this folder")
+    return tuple(folder / name for name in names)
+
+
+def indexed_names(folder: Path) -> list[str]:
+    """Return the paths, relative to the folder, of the files that its index names. Raises: WeightsRefused."""
+    index = folder / INDEX_FILE
     weight_map = read_json(index, WeightsRefused, dict).get("weight_map")
     if not isinstance(weight_map, dict):
         raise WeightsRefused(f"{index}: weight_map is missing")
-    names = sorted({str(name) for name in weight_map.values()})
-    for name in names:
-        if Path(name).name != name or not (folder / name).is_file():
-            raise WeightsRefused(f"{index}: names {name!r}, which is not a file in this folder")
-    return tuple(folder / name for name in names)
+    names = {os.path.relpath(folder / str(name), folder) for name in weight_map.values()}
+    if outside := [name for name in sorted(names) if Path(name).parts[:1] == (os.pardir,)]:
+        raise WeightsRefused(f"{index}: names {outside[0]!r}, which is not a file in this folder")
+    return sorted(names)
 
 
 def _instead(folder: Path) -> str:

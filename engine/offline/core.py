@@ -45,7 +45,6 @@ from baton.engine.scheduler.speculation import Speculation
 from baton.engine.weights.formats import WeightFormat
 from baton.text.block_hash import root_hash
 from baton.text.host.memory import shortage, total_bytes
-from baton.text.model_folder import TOKENIZER_FILES
 from baton.text.model_options import DRAFT_KV_BYTES
 from baton.text.output.bounds import NoThoughts, thoughts_before
 from baton.text.pooler_files import ModelKind, Pooler, model_kind, read_pooler
@@ -78,7 +77,7 @@ class OfflineEngine:
         self._draft = loaded.draft
         self._drafter = None if loaded.draft is None else loaded.draft.drafter()
         self.sizing = sizing_of(prepared)
-        folder = model_folder(args.tokenizer, TOKENIZER_FILES) if args.tokenizer else prepared.options.folder
+        folder = model_folder(args.tokenizer, with_weights=False) if args.tokenizer else prepared.options.folder
         self.reader = PromptEncoder(folder, prepared.config.vocab_size)
         ends = prepared.config.eos_token_ids | self.reader.end_token_ids
         ends = frozenset(each for each in ends if each < prepared.config.vocab_size)

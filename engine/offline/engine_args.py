@@ -1,6 +1,6 @@
 """Options of an offline engine under vLLM's names, with their checks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, get_args
@@ -10,7 +10,7 @@ import torch
 from baton.engine.load import device_named
 from baton.engine.weights.formats import WeightFormat
 from baton.text.host.files import FileRefused
-from baton.text.model_folder import MODEL_FILES, check_config, find_model_folder
+from baton.text.model_folder import check_config, find_model_folder
 from baton.text.model_options import GPU_MEMORY_UTILIZATION, SPECULATIVE_TOKENS, KvCacheDtype
 from baton.text.speculation import MOST_SPECULATIVE_TOKENS
 
@@ -137,13 +137,10 @@ class EngineArgs:
         return self.kv_cache_memory_bytes if self.kv_memory is None else self.kv_memory
 
 
-def model_folder(name: str, patterns: Sequence[str] = MODEL_FILES) -> Path:
-    """Return a checkpoint's folder. `name`: a folder, a GGUF file, or a Hugging Face id. Raises: ValueError.
-
-    `patterns`: files to download.
-    """
+def model_folder(name: str, with_weights: bool = True) -> Path:
+    """Return a checkpoint's folder. `name`: a folder, a GGUF file, or a Hugging Face id. Raises: ValueError."""
     try:
-        return find_model_folder(name, patterns)
+        return find_model_folder(name, with_weights)
     except FileRefused as error:
         raise ValueError(f"{name!r}: {error}") from error
 

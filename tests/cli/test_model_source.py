@@ -9,7 +9,7 @@ import pytest
 from baton.launch import CommandFailed
 from baton.launch.model_source import ModelNotUsable, find_adapters, find_model, has_chat_template
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
-from baton.text.model_folder import DESCRIBING_FILES
+from baton.text.model_folder import DESCRIBING_FILES, MODEL_FILES
 
 
 def test_find_model_folder_is_named_by_itself(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_plan_and_up_without_network_fail_with_the_same_error(tmp_path: Path, mo
             look("owner/name")
         said.append(str(caught.value))
     assert said[0] == said[1]
-    assert "*.safetensors" in asked[0] and asked[1] == [*DESCRIBING_FILES]
+    assert asked == [[*MODEL_FILES], [*DESCRIBING_FILES]]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -41,6 +42,16 @@ def llm(folder: Path) -> LLM:
     return LLM(str(folder), dtype="float32", quiet=True, kv_cache_memory_bytes=1 << 20)
 
 
+def assert_served_as_by_transformers(folder: Path) -> None:
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    expected = theirs.generate(torch.tensor([PROMPT]), max_new_tokens=8, do_sample=False, eos_token_id=None)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    [answer] = llm(folder).generate([{"prompt_token_ids": PROMPT}], params)
+    assert [*PROMPT, *answer.outputs[0].token_ids] == expected[0].tolist()
+    assert CliRunner().invoke(app, ["plan", "--model", str(folder)]).exit_code == 0
+    assert find_model(str(folder), folder, folder).folder == folder
+
+
 def split(folder: Path, names: tuple[str, str], indexed: bool) -> None:
     tensors = load_file(folder / SINGLE_FILE)
     (folder / SINGLE_FILE).unlink()
@@ -65,13 +76,7 @@ def test_other_files_of_weights_in_a_folder_are_ignored(layout: str, original: P
     (folder / "damaged.safetensors").write_bytes(b"cut")
     (folder / "params.json").write_text("{}")
     (folder / "training_args.bin").touch()
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    expected = theirs.generate(torch.tensor([PROMPT]), max_new_tokens=8, do_sample=False, eos_token_id=None)
-    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    [answer] = llm(folder).generate([{"prompt_token_ids": PROMPT}], params)
-    assert [*PROMPT, *answer.outputs[0].token_ids] == expected[0].tolist()
-    assert CliRunner().invoke(app, ["plan", "--model", str(folder)]).exit_code == 0
-    assert find_model(str(folder), folder, folder).folder == folder
+    assert_served_as_by_transformers(folder)
 
 
 def without_index(folder: Path) -> str:
@@ -89,6 +94,11 @@ def without_all_parts(folder: Path) -> str:
     (folder / SINGLE_FILE).unlink()
     (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": "gone.safetensors"}}))
     return "names 'gone.safetensors', which is not a file in this folder"
+
+
+def not_fetched(folder: Path) -> str:
+    (folder / SINGLE_FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:5f1d\nsize 9\n")
+    return "model.safetensors: a pointer of Git LFS instead of the file; fetch it with git lfs pull"
 
 
 def a_variant(folder: Path) -> str:
@@ -114,7 +124,10 @@ def quantised(folder: Path) -> str:
     return f"{name} is I8, but neither config.json nor"
 
 
-@pytest.mark.parametrize("layout", [without_index, without_a_part, without_all_parts, a_variant, an_adapter, pickled])
+REFUSED = (without_index, without_a_part, without_all_parts, not_fetched, a_variant, an_adapter, pickled)
+
+
+@pytest.mark.parametrize("layout", REFUSED)
 def test_folder_without_readable_weights_is_refused_alike(layout: Callable[[Path], str], folder: Path) -> None:
     message = layout(folder)
     planned = CliRunner().invoke(app, ["plan", "--model", str(folder)])
@@ -123,8 +136,39 @@ def test_folder_without_readable_weights_is_refused_alike(layout: Callable[[Path
     with pytest.raises(ModelError, match=message) as by_llm:
         llm(folder)
     assert str(planned.exception) == str(by_up.value) == str(by_llm.value)
-    with pytest.raises((OSError, ValueError, RuntimeError)):
+    with pytest.raises((OSError, ValueError, RuntimeError, SafetensorError)):
         AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
+
+
+@pytest.mark.parametrize("written", ["./a.safetensors", "{folder}/a.safetensors", "parts/a.safetensors"])
+def test_index_may_spell_paths_in_the_folder_in_any_way(written: str, folder: Path) -> None:
+    name = written.format(folder=folder)
+    (folder / "parts").mkdir()
+    split(folder, (name, name), indexed=True)
+    assert_served_as_by_transformers(folder)
+
+
+def without_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    head = {"lm_head.weight": tensors["model.embed_tokens.weight"].flip(0).contiguous()}
+    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()} | head
+
+
+def in_float64(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.double() for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("change", [without_prefix, in_float64])
+def test_tensors_that_transformers_reads_give_its_answer(
+    change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], folder: Path
+) -> None:
+    save_file(change(load_file(folder / SINGLE_FILE)), folder / SINGLE_FILE, {"format": "pt"})
+    assert_served_as_by_transformers(folder)
+
+
+def test_index_that_names_a_file_outside_the_folder_is_refused(folder: Path) -> None:
+    split(folder, ("../a.safetensors", "b.safetensors"), indexed=True)
+    with pytest.raises(ModelError, match=r"names '\.\./a\.safetensors', which is not a file in this folder"):
+        llm(folder)
 
 
 def test_plan_of_config_json_ignores_other_files_next_to_it(folder: Path) -> None:

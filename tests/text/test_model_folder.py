@@ -68,6 +68,14 @@ def test_folder_with_one_gguf_file_is_that_model(tmp_path: Path) -> None:
     assert find_model_folder(str(given)) == find_model_folder(str(given / "qwen3.gguf"))
 
 
+def test_gguf_file_next_to_a_config_without_tokenizer_is_read_alone(tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    shutil.copy(FILES / "qwen3.gguf", given)
+    (given / "config.json").write_text('{"model_type": "qwen3"}')
+    assert find_model_folder(str(given)) == find_model_folder(str(given / "qwen3.gguf"))
+
+
 def test_projector_of_images_next_to_a_gguf_file_is_no_model(tmp_path: Path) -> None:
     given = tmp_path / "given"
     given.mkdir()

@@ -12,7 +12,7 @@ from enum import IntEnum
 from math import prod
 from pathlib import Path
 
-from baton.text.host.files import FileRefused
+from baton.text.host.files import FileRefused, check_fetched, reading
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
@@ -188,6 +188,8 @@ def read_model_header(path: Path) -> GgufHeader:
 
 def read_header(path: Path) -> GgufHeader:
     """Read the header of one file. Raises: GgufRefused if it is not GGUF, is truncated, or has unsupported types."""
+    with reading(path, GgufRefused):
+        check_fetched(path)
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise GgufRefused(f"{path}: not a GGUF file: it does not begin with {MAGIC.decode()}")

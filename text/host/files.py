@@ -13,6 +13,7 @@ MAX_JSON_BYTES = 64 << 20  # for comparison: an index of 140 000 tensors has 16 
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_DEPTH = 64  # maximum depth of nested lists and objects
 MESSAGE_CHARACTERS = 1000
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # beginning of the file that Git LFS leaves for another one
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -100,7 +101,15 @@ def check_file(path: Path, most_bytes: int | None = None) -> int:
 def read_file(path: Path, most_bytes: int = MAX_JSON_BYTES) -> bytes:
     """Return the content of a regular file. Raises: FileRefused, OSError."""
     check_file(path, most_bytes)
+    check_fetched(path)
     return path.read_bytes()
+
+
+def check_fetched(path: Path) -> None:
+    """Reject a file of a clone without the content of large files. Raises: FileRefused, OSError."""
+    with path.open("rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise FileRefused(f"{path}: a pointer of Git LFS instead of the file; fetch it with git lfs pull")
 
 
 def read_json(path: Path, refusal: type[FileRefused], kind: type[Result]) -> Result:

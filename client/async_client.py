@@ -280,15 +280,24 @@ class AsyncAdminClient(_AsyncClient):
         return value_from(RequestWhy, await self._connection.unary("Why", message, timeout_s))
 
     async def timelines(
-        self, request_id: str = "", *, last_ms: int = 0, with_inputs: bool = False, timeout_s: float | None = None
+        self,
+        request_id: str = "",
+        *,
+        last_ms: int = 0,
+        with_inputs: bool = False,
+        with_tokens: bool = False,
+        timeout_s: float | None = None,
     ) -> list[ProcessTimeline]:
         """Return the timelines of that router and its workers around a request, or of the last `last_ms`.
 
-        `with_inputs`: also return what decided about the requests, for `baton replay`.
+        `with_inputs`: also return what decided about the requests, for `baton replay`. `with_tokens`: these inputs
+        include the token ids that a router with --record-tokens-mib keeps.
 
         Raises: ModelNotFound if that router does not know the request.
         """
-        message = admin_pb2.GetTimelinesRequest(request_id=request_id, last_ms=last_ms, with_inputs=with_inputs)
+        message = admin_pb2.GetTimelinesRequest(
+            request_id=request_id, last_ms=last_ms, with_inputs=with_inputs, with_tokens=with_tokens
+        )
         answers = self._connection.messages("GetTimelines", message, timeout_s)
         return [responses.timeline_from(answer.process) async for answer in answers]
 

@@ -33,6 +33,7 @@ class TimelineStep:
     calls: tuple[SchedulerCall, ...] = ()  # calls since the previous step, in order
     observed_s: float = 0.0  # duration from which the scheduler sizes the next steps
     period_s: float = 0.0  # time since the end of the previous step
+    digest: int = 0  # CRC-32 of the sampled tokens and their log-probabilities; 0: none, or an older release
 
 
 @dataclass(frozen=True, slots=True)

@@ -377,14 +377,16 @@ class TierViewStatus(_message.Message):
     def __init__(self, follows: bool = ..., folder_blocks: _Optional[int] = ..., directory_blocks: _Optional[int] = ..., directory_id: _Optional[bytes] = ...) -> None: ...
 
 class GetTimelinesRequest(_message.Message):
-    __slots__ = ("request_id", "last_ms", "with_inputs")
+    __slots__ = ("request_id", "last_ms", "with_inputs", "with_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_MS_FIELD_NUMBER: _ClassVar[int]
     WITH_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    WITH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     last_ms: int
     with_inputs: bool
-    def __init__(self, request_id: _Optional[str] = ..., last_ms: _Optional[int] = ..., with_inputs: bool = ...) -> None: ...
+    with_tokens: bool
+    def __init__(self, request_id: _Optional[str] = ..., last_ms: _Optional[int] = ..., with_inputs: bool = ..., with_tokens: bool = ...) -> None: ...
 
 class GetTimelinesResponse(_message.Message):
     __slots__ = ("process",)

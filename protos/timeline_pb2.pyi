@@ -33,7 +33,7 @@ class GetTimelineResponse(_message.Message):
     def __init__(self, now_us: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[TimelineStep, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[TimelineRequest, _Mapping]]] = ..., total_blocks: _Optional[int] = ..., scheduler: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class TimelineStep(_message.Message):
-    __slots__ = ("number", "began_us", "ended_us", "answers", "context_tokens", "prompts", "moved_blocks", "held_blocks", "waiting", "late", "preempted", "request_numbers", "spent_ms", "drafted_tokens", "calls", "observed_s", "period_s")
+    __slots__ = ("number", "began_us", "ended_us", "answers", "context_tokens", "prompts", "moved_blocks", "held_blocks", "waiting", "late", "preempted", "request_numbers", "spent_ms", "drafted_tokens", "calls", "observed_s", "period_s", "digest")
     class SpentMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class TimelineStep(_message.Message):
     CALLS_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_S_FIELD_NUMBER: _ClassVar[int]
     PERIOD_S_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     number: int
     began_us: int
     ended_us: int
@@ -75,7 +76,8 @@ class TimelineStep(_message.Message):
     calls: _containers.RepeatedCompositeFieldContainer[SchedulerCall]
     observed_s: float
     period_s: float
-    def __init__(self, number: _Optional[int] = ..., began_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., answers: _Optional[int] = ..., context_tokens: _Optional[int] = ..., prompts: _Optional[_Iterable[_Union[TimelinePrompt, _Mapping]]] = ..., moved_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., waiting: _Optional[int] = ..., late: _Optional[int] = ..., preempted: _Optional[int] = ..., request_numbers: _Optional[_Iterable[int]] = ..., spent_ms: _Optional[_Mapping[str, float]] = ..., drafted_tokens: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[SchedulerCall, _Mapping]]] = ..., observed_s: _Optional[float] = ..., period_s: _Optional[float] = ...) -> None: ...
+    digest: int
+    def __init__(self, number: _Optional[int] = ..., began_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., answers: _Optional[int] = ..., context_tokens: _Optional[int] = ..., prompts: _Optional[_Iterable[_Union[TimelinePrompt, _Mapping]]] = ..., moved_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., waiting: _Optional[int] = ..., late: _Optional[int] = ..., preempted: _Optional[int] = ..., request_numbers: _Optional[_Iterable[int]] = ..., spent_ms: _Optional[_Mapping[str, float]] = ..., drafted_tokens: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[SchedulerCall, _Mapping]]] = ..., observed_s: _Optional[float] = ..., period_s: _Optional[float] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class SchedulerCall(_message.Message):
     __slots__ = ("kind", "request_number")

@@ -130,6 +130,12 @@ class RouterConfig(
         description="Memory for the tokens of known prompt prefixes, which are not tokenised again, in MiB; "
         "11 bytes per token.",
     )
+    record_tokens_mib: int = Field(
+        0,
+        ge=0,
+        description="Memory for token ids of the newest prompts and answers, for baton bundle --with-tokens, in MiB; "
+        "0: none are kept.",
+    )
     default_deadline_s: float = Field(
         600.0, gt=0, le=86_400, description="Default and maximum deadline of a request, in seconds."
     )

@@ -487,7 +487,7 @@ class Dispatcher:
             record.identity.traceparent,
             resumption=beginning.resumption,
         )
-        record.answer = generation.answer
+        record.answer, record.released = generation.answer, generation.released
         return generation
 
     def _finished(self, choice: ChoiceFinished, beginning: Beginning, record: RequestRecord) -> Finished:

@@ -54,6 +54,7 @@ from baton.router.trace.latency import RecentLatency, WorkerTokenTimes
 from baton.router.trace.report import RecentReports
 from baton.router.trace.spans import RecordObserver, ServerAddress, Tracer
 from baton.router.trace.stalls import StallBound
+from baton.router.trace.token_records import TokenRecords
 from baton.router.types.plain import to_plain
 from baton.text.cpu_wait import ProcessQueue, QueueTime
 
@@ -320,7 +321,10 @@ class RouterProcess:
             "ttft_slo_ms": config.objectives.ttft_ms,
             "tbt_slo_ms": config.objectives.tbt_ms,
         }
-        timelines = Timelines(recent, lambda: cluster.workers, config.internal_tls, config.cluster_secret, settings)
+        tokens = TokenRecords(config.record_tokens_mib << 20)
+        timelines = Timelines(
+            recent, lambda: cluster.workers, config.internal_tls, config.cluster_secret, settings, tokens
+        )
         return RequestHistory(explainer, RecentLatency(), WorkerTokenTimes(), timelines)
 
     def _admin_token(self) -> str:

@@ -57,6 +57,7 @@ def step_message(step: StepRecord) -> timeline_pb2.TimelineStep:
         calls=[timeline_pb2.SchedulerCall(kind=call.kind.value, request_number=call.request_id) for call in step.calls],
         observed_s=step.observed_s,
         period_s=step.period_s,
+        digest=step.digest,
     )
 
 

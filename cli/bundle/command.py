@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,10 +45,12 @@ Missing, and why:
 `baton replay` reads record.json: lengths, settings and times of the newest requests and steps; equal blocks of prompts
 have equal numbers, which say nothing of their content.
 
-Left out on purpose: prompts and answers, API keys and their hashes, certificates and their keys, headers, users and
+{prompts} API keys and their hashes, certificates and their keys, headers, users and
 passwords in URLs, and every setting and log line that is not on a list of harmless ones. Request ids, which clients may
 choose, are included. The home folder is written as `~`. Read it before you send it.
 """
+WITHOUT_TOKENS = "Left out on purpose: prompts and answers,"
+WITH_TOKENS = "PROMPTS AND ANSWERS ARE IN IT, as token ids, since --with-tokens was given. Left out on purpose:"
 _WORD = re.compile(r"[\w.:/@+-]{0,160}")
 _DETAIL = re.compile(r"[\w.:/@+-]{0,160}( [\w.:/@+-]{1,160})?")
 
@@ -61,6 +64,7 @@ class Sources:
     processes: Sequence[BatonProcess]
     admin_targets: Sequence[str]
     environment: Mapping[str, str] = field(repr=False)  # environment of this command
+    with_tokens: bool = False  # record.json has the token ids that routers keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +124,15 @@ def _fetched(target: str, fetch: Callable[[AdminClient], Fetched]) -> Fetched | 
 
 def record(sources: Sources) -> Iterator[tuple[str, object]]:
     """Yield what decided about the newest requests and steps, of all routers and their workers."""
-    found = [_fetched(target, _timelines) for target in sources.admin_targets]
+    found = [_fetched(target, partial(_timelines, sources.with_tokens)) for target in sources.admin_targets]
     timelines = [each for each in found if not isinstance(each, Missing)]
     yield from (("record.json", each) for each in found if isinstance(each, Missing))
     if timelines:
-        yield "record.json", FixedNames(safe_texts(decided_record(timelines, MAX_FILE_BYTES)))
+        yield "record.json", FixedNames(safe_texts(decided_record(timelines, MAX_FILE_BYTES, sources.with_tokens)))
 
 
-def _timelines(admin: AdminClient) -> Sequence[ProcessTimeline]:
-    return admin.timelines(last_ms=RECORD_MS, with_inputs=True, timeout_s=RECORD_CALL_S)
+def _timelines(with_tokens: bool, admin: AdminClient) -> Sequence[ProcessTimeline]:
+    return admin.timelines(last_ms=RECORD_MS, with_inputs=True, with_tokens=with_tokens, timeout_s=RECORD_CALL_S)
 
 
 def safe_texts(value: Any, name: str = "") -> Any:
@@ -201,14 +205,15 @@ def _bytes_of(content: object, redactor: Redactor) -> bytes:
     return data if len(data) <= MAX_FILE_BYTES else data[:MAX_FILE_BYTES] + b"\n[truncated]\n"
 
 
-def write_archive(bundle: Bundle, out: Path, made: datetime) -> None:
+def write_archive(bundle: Bundle, out: Path, made: datetime, with_tokens: bool = False) -> None:
     """Write a tar.gz that only its owner may read, complete or not at all. Raises: CommandFailed."""
     folder = out.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz") or "baton-bundle"
     listed = "\n".join(f"  {name} ({len(data):,} bytes)" for name, data in bundle.files.items())
     missing = "\n".join(f"  {each}" for each in bundle.missing) or "  nothing"
-    readme = ABOUT.format(made=made, files=listed, missing=missing).encode()
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+    content = WITH_TOKENS if with_tokens else WITHOUT_TOKENS
+    readme = ABOUT.format(made=made, files=listed, missing=missing, prompts=content).encode()
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name, data in ({README: readme} | dict(bundle.files)).items():
             entry = tarfile.TarInfo(f"{folder}/{name}")
             entry.size, entry.mtime, entry.mode = len(data), int(made.timestamp()), 0o644
@@ -216,24 +221,31 @@ def write_archive(bundle: Bundle, out: Path, made: datetime) -> None:
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         unfinished.touch(mode=0o600)
-        unfinished.write_bytes(content.getvalue())
+        unfinished.write_bytes(packed.getvalue())
         unfinished.replace(out)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
         raise CommandFailed(f"{out}: cannot write the bundle: {error.strerror}") from error
 
 
-def make_bundle(out: Path | None, admin: Sequence[str] = (), runtime: Path = RUNTIME, proc: Path = PROC) -> int:
+def make_bundle(
+    out: Path | None,
+    admin: Sequence[str] = (),
+    runtime: Path = RUNTIME,
+    proc: Path = PROC,
+    with_tokens: bool = False,
+) -> int:
     """Write the archive, by default baton-bundle-TIME.tar.gz in the current folder. Raises: CommandFailed."""
     made = datetime.now(UTC)
     path = out if out is not None else Path(f"baton-bundle-{made:%Y%m%d-%H%M%S}.tar.gz")
     processes, run = find_processes(proc), newest_run(runtime)
-    sources = Sources(runtime, run, processes, admin or admin_targets(processes, run), os.environ)
+    sources = Sources(runtime, run, processes, admin or admin_targets(processes, run), os.environ, with_tokens)
     environments = (sources.environment, *(each.environment or {} for each in processes))
     bundle = collect(PARTS, sources, redactor_for(environments, Path.home()))
-    write_archive(bundle, path, made)
+    write_archive(bundle, path, made, with_tokens)
     print(f"{path}: {len(bundle.files)} files, {path.stat().st_size:,} bytes; README.txt in it lists them")
     for each in bundle.missing:
         print(f"  missing: {each}")
-    print("It has no prompts, answers, keys or passwords. Read it before you send it.")
+    shown = "prompts and answers, as token ids, but no" if with_tokens else "no prompts, answers,"
+    print(f"It has {shown} keys or passwords. Read it before you send it.")
     return 0

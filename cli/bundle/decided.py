@@ -1,7 +1,8 @@
 """Record of what decided about the newest requests and steps (record.json), which `baton replay` reads. Pure.
 
 It consists of the timelines of routers and workers, with the inputs of each placement. Ids of blocks are replaced by
-numbers in the order of their first appearance, so that they say which prompts share blocks and nothing else.
+numbers in the order of their first appearance, so that they say which prompts share blocks and nothing else. Token ids
+and digests of steps, with which guesses of a prompt could be checked, are in it only if the caller asks for tokens.
 """
 
 import json
@@ -28,7 +29,9 @@ class FixedNames:
         return json.dumps(_cleaned(self.value, clean), separators=(",", ":")).encode()
 
 
-def decided_record(routers: Iterable[Sequence[ProcessTimeline]], most_bytes: int) -> Mapping[str, Any]:
+def decided_record(
+    routers: Iterable[Sequence[ProcessTimeline]], most_bytes: int, with_tokens: bool = False
+) -> Mapping[str, Any]:
     """Return the record of all routers and their workers, as many of the newest requests and steps as fit."""
     numbers: dict[str, int] = {}
     by_endpoint: dict[tuple[str, str], ProcessTimeline] = {}
@@ -39,19 +42,20 @@ def decided_record(routers: Iterable[Sequence[ProcessTimeline]], most_bytes: int
             by_endpoint[key] = each if known is None or known.failure else known
     kept = 1.0
     while True:
-        processes = [_process(each, kept, numbers) for each in by_endpoint.values()]
+        processes = [_process(each, kept, numbers, with_tokens) for each in by_endpoint.values()]
         record = {"format": FORMAT, "release": OWN.release, "processes": processes}
         if len(json.dumps(record, separators=(",", ":"))) <= most_bytes:
             return record
         kept /= 2
 
 
-def _process(timeline: ProcessTimeline, kept: float, numbers: dict[str, int]) -> Mapping[str, Any]:
+def _process(timeline: ProcessTimeline, kept: float, numbers: dict[str, int], with_tokens: bool) -> Mapping[str, Any]:
+    steps = _newest(timeline.steps, kept)
     plain = to_plain(
         replace(
             timeline,
             requests=tuple(replace(each, stalls=(), stages=()) for each in _newest(timeline.requests, kept)),
-            steps=_newest(timeline.steps, kept),
+            steps=steps if with_tokens else tuple(replace(step, digest=0) for step in steps),
             worker_requests=_newest(timeline.worker_requests, kept),
         )
     )

@@ -157,6 +157,14 @@ def bundle(
         list[str] | None,
         typer.Option(help="Admin address of a router, host:port; may be repeated. Default: those that run here."),
     ] = None,
+    with_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--with-tokens",
+            help="Include the token ids of prompts and answers, for `baton replay --model`, from routers with "
+            "--record-tokens-mib.",
+        ),
+    ] = False,
     http: Annotated[list[str] | None, typer.Option(hidden=True, help="Ignored; the next release removes it.")] = None,
 ) -> None:
     """Write an archive for a bug report: machine and versions, configuration, status, recent requests, a record for
@@ -165,4 +173,4 @@ def bundle(
     """
     from baton.cli.bundle.command import make_bundle
 
-    raise typer.Exit(make_bundle(out, admin or ()))
+    raise typer.Exit(make_bundle(out, admin or (), with_tokens=with_tokens))

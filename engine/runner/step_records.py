@@ -1,5 +1,6 @@
 """Records of what each step computed and how its time was spent, for explaining the latency of a token."""
 
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,8 +8,9 @@ from enum import StrEnum, auto
 from itertools import takewhile
 from operator import sub
 from typing import NamedTuple, Protocol
+from zlib import crc32
 
-from baton.engine.request import Chunk, ChunkResult, Plan
+from baton.engine.request import Chunk, ChunkResult, Computed, Plan
 from baton.engine.runner.thread_meter import ThreadTimes
 from baton.engine.scheduler.batch import RunningBatch
 from baton.engine.scheduler.speculation import Speculation, StepPrices
@@ -100,6 +102,7 @@ class StepRecord(StepTiming):
     calls: tuple[RecordedCall, ...] = ()  # calls since the previous step, in order
     observed_s: float = 0.0  # duration that the scheduler observed
     period_s: float = 0.0  # time since the end of the previous step that the scheduler observed
+    digest: int = 0  # see `results_digest`
 
     @property
     def interval_s(self) -> float:
@@ -117,6 +120,12 @@ class StepRecord(StepTiming):
     @property
     def prompt_tokens(self) -> int:
         return sum(part.tokens for part in self.prompts)
+
+
+def results_digest(results: Sequence[ChunkResult]) -> int:
+    """Return a CRC-32 of the sampled tokens and their log-probabilities, in the order of the plan; 0 without any."""
+    drawn = (token for result in results if isinstance(result, Computed) for token in result.drawn)
+    return crc32(array("d", [number for token in drawn for number in token[:2]]))
 
 
 class StepHistory:
@@ -209,6 +218,7 @@ class StepRecorder:
             calls=tuple(calls),
             observed_s=step.observed_s,
             period_s=step.period_s,
+            digest=results_digest(step.results),
         )
 
 

@@ -40,7 +40,8 @@ class RequestHistory:
 
     @property
     def observers(self) -> tuple[RecordObserver, ...]:
-        return (self.token_times.observe, self.latency.observe, self.explainer.observe)
+        tokens = self.timelines.tokens
+        return (self.token_times.observe, self.latency.observe, self.explainer.observe, tokens.observe)
 
 
 @dataclass(frozen=True, slots=True)

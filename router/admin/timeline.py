@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from baton.router.fleet.wire import cause_message
 from baton.router.placement.cluster import Worker
 from baton.router.trace.decided import decided
 from baton.router.trace.report import RecentReports, RequestReport
+from baton.router.trace.token_records import TokenRecords
 
 CALL_TIMEOUT_S = 5.0
 CLOCK_CALLS = 4
@@ -45,6 +47,7 @@ class Timelines:
     tls: InternalTls | None
     secret: ClusterSecret | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    tokens: TokenRecords = field(default_factory=partial(TokenRecords, 0))
 
     async def collect(self, request: admin_pb2.GetTimelinesRequest) -> AsyncIterator[admin_pb2.ProcessTimeline]:
         """Yield this router's timeline, then those of the workers as they arrive. Raises: InvalidArgument, NotFound."""
@@ -53,7 +56,7 @@ class Timelines:
         own = admin_pb2.ProcessTimeline(name="router", requests=map(routed_request, chosen))
         if request.with_inputs:
             own.decided = json.dumps(self.settings)
-            await _add_decided(own, chosen)
+            await _add_decided(own, chosen, self.tokens if request.with_tokens else None)
         yield own
         asked = [self._worker(worker, asked_s, last_ms) for worker in self.workers()]
         for arriving in asyncio.as_completed(asked):
@@ -98,11 +101,17 @@ async def _offset(stub: timeline_pb2_grpc.TimelineServiceStub) -> tuple[int, int
     return wall.at(-best.offset_s) // 1000, round(best.error_s * 1e6)
 
 
-async def _add_decided(own: admin_pb2.ProcessTimeline, reports: Sequence[RequestReport]) -> None:
-    """Add to each request what decided about it, newest first, up to MOST_DECIDED_BYTES."""
+async def _add_decided(
+    own: admin_pb2.ProcessTimeline, reports: Sequence[RequestReport], tokens: TokenRecords | None
+) -> None:
+    """Add to each request what decided about it, newest first, up to MOST_DECIDED_BYTES.
+
+    `tokens`: records of token ids to include; None: none.
+    """
     left_bytes = MOST_DECIDED_BYTES
     for message, report in zip(reversed(own.requests), reversed(reports), strict=True):
-        text = json.dumps(decided(report))
+        found = None if tokens is None else tokens.find(report.request_id)
+        text = json.dumps({**decided(report), **({} if found is None else {"tokens": found.plain()})})
         left_bytes -= len(text)
         if left_bytes < 0:
             return

@@ -206,6 +206,10 @@ class RequestRunner:
         self._leases: dict[int, Lease] = {}  # resources held, by attempt id
         self._timers: list[asyncio.TimerHandle] = []
 
+    def released(self) -> tuple[tuple[int, ...], ...]:
+        """Return the released tokens of each generated choice."""
+        return tuple(map(self._state.stream.answer, range(self._request.sampling.n)))
+
     def supersede(self, error: BatonError) -> None:
         """End the request with `error`, unless its answer is complete. Used when its weights are replaced."""
         self._inbox.put_own(Superseded(error))

@@ -1,6 +1,7 @@
 """Inputs and results of the decisions about a request, as JSON values: the source of `baton replay`.
 
-Contains lengths, block ids, sampling parameters and the inputs of each placement, but no prompt and no answer.
+Contains lengths, block ids, sampling parameters and the inputs of each placement, but no prompt and no answer: their
+token ids are in token_records.py.
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ part of the return.
 import asyncio
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -560,6 +560,8 @@ class RequestRecord:
     summary: Summary | None = None
     is_resumed: bool = False  # whether it continues an earlier stream of the same request
     answer: AnswerInProgress | None = None
+    released: Callable[[], Sequence[Sequence[int]]] | None = None
+    """Returns the tokens of each generated choice so far. None: no attempt was begun."""
     delivered_tokens: int = 0
     end: RequestEnd | None = None  # None: the request is running
     gaps: GapSummary | None = None  # set when the request has completed, if it had a second token

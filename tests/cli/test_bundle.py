@@ -130,6 +130,15 @@ def test_bundle_readme_lists_files_and_missing_parts(planted: dict[str, str]) ->
     assert "status-0.json: no answer from 127.0.0.1:1 (admin port)" in text
 
 
+def test_bundle_with_tokens_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "proc").mkdir()
+    for with_tokens in (False, True):
+        out = tmp_path / "report.tar.gz"
+        assert make_bundle(out, runtime=tmp_path, proc=tmp_path / "proc", with_tokens=with_tokens) == 0
+        assert ("PROMPTS AND ANSWERS ARE IN IT" in contents(out)["README.txt"]) is with_tokens
+        assert ("prompts and answers, as token ids" in capsys.readouterr().out) is with_tokens
+
+
 def test_bundle_without_run_or_process_lists_missing_parts(tmp_path: Path) -> None:
     out = tmp_path / "report.tar.gz"
     (tmp_path / "proc").mkdir()

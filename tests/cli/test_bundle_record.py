@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from baton.cli.bundle.command import safe_texts
 from baton.cli.bundle.decided import FixedNames, decided_record
 from baton.cli.bundle.redaction import REDACTED, Redactor
@@ -22,7 +24,9 @@ def router(*requests: RoutedRequest) -> ProcessTimeline:
 
 
 def worker(steps: int = 1, failure: str = "") -> ProcessTimeline:
-    made = tuple(TimelineStep(n + 1, n, n + 1, 1, 5, {3: 7}, (4,), 0, 0, 0, 0, 0, {"idle": 1.0}) for n in range(steps))
+    made = tuple(
+        TimelineStep(n + 1, n, n + 1, 1, 5, {3: 7}, (4,), 0, 0, 0, 0, 0, {"idle": 1.0}, digest=99) for n in range(steps)
+    )
     return ProcessTimeline("decode-0", "decode", "d:1", 0, failure, steps=made)
 
 
@@ -48,6 +52,12 @@ def test_record_over_the_limit_keeps_the_newest_steps() -> None:
     whole = json.dumps(decided_record([[router(), worker(100)]], 1 << 20), separators=(",", ":"))
     [_, cut] = processes([router(), worker(100)], most_bytes=len(whole) - 1)
     assert [step["number"] for step in cut["steps"]] == list(range(51, 101))
+
+
+@pytest.mark.parametrize("with_tokens", [False, True])
+def test_record_has_digests_of_steps_only_with_tokens(with_tokens: bool) -> None:
+    [_, found] = decided_record([[router(), worker()]], 1 << 20, with_tokens)["processes"]
+    assert found["steps"][0].get("digest") == (99 if with_tokens else None)
 
 
 def test_record_has_no_stalls_whose_texts_name_other_requests() -> None:

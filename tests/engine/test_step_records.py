@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.swap_space import SwapSpace
-from baton.engine.request import BlockCopy, Chunk, Computed, Plan, Sample
+from baton.engine.request import BlockCopy, Chunk, Computed, Drawn, NonFinite, Plan, Sample
 from baton.engine.runner.step_records import (
     ChoiceKey,
     DoneStep,
@@ -19,6 +19,7 @@ from baton.engine.runner.step_records import (
     StepRecord,
     StepRecorder,
     StepTiming,
+    results_digest,
 )
 from baton.engine.runner.thread_meter import ThreadTimes
 from baton.engine.sampling.params import SamplingParams
@@ -64,6 +65,23 @@ def test_the_make_up_of_a_step() -> None:
     assert record.prompts == (PromptChunk(2, 3),)
     assert (record.context_tokens, record.prompt_tokens, record.moved_blocks) == (41, 3, 1)
     assert record.late == (ChoiceKey(3, 0),)
+
+
+def test_digest_of_a_step_depends_on_tokens_and_log_probabilities() -> None:
+    drawn = Drawn(5, -0.25)
+    digests = {
+        results_digest(results)
+        for results in (
+            [Computed((drawn,)), Computed(), Computed((Drawn(6, -1.0),))],
+            [Computed((Drawn(7, -0.25),)), Computed((Drawn(6, -1.0),))],
+            [Computed((Drawn(5, -0.2500001),)), Computed((Drawn(6, -1.0),))],
+            [Computed((Drawn(6, -1.0),)), Computed((drawn,))],
+        )
+    }
+    assert len(digests) == 4 and 0 not in digests
+    assert results_digest([Computed(), NonFinite()]) == 0
+    step = DoneStep(Plan((Chunk(1, [5], 30, [0], (LIKELIEST,)),)), (Computed((drawn,)),))
+    assert recorded(NOTHING, step).digest == results_digest(step.results)
 
 
 def test_drafted_tokens_are_no_answers_of_their_own() -> None:

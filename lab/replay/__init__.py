@@ -1,1 +1,1 @@
-"""Replay of a bundle's record: placements and steps by the real code, times to first token by simulation."""
+"""Replay of a bundle's record: placements, steps and tokens by the real code, times to first token by simulation."""

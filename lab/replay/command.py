@@ -1,4 +1,7 @@
-"""Command `baton replay`: replays the record of a bundle, and predicts its times to first token after a change."""
+"""Command `baton replay`: replays the record of a bundle, and predicts its times to first token after a change.
+
+`truth`: bundle of a run in which the change was made. `engine`: model that computes the recorded steps.
+"""
 
 import json
 import subprocess
@@ -7,6 +10,8 @@ from pathlib import Path
 
 from baton import child_environment
 from baton.lab.replay.decisions import check_placements
+from baton.lab.replay.engine import EngineOptions, check_results
+from baton.lab.replay.past import past_predictions
 from baton.lab.replay.predict import PredictedRequest, WhatIf, scenario_of
 from baton.lab.replay.record import read_record
 from baton.lab.replay.report import ReplayResult, as_json, as_text
@@ -18,24 +23,32 @@ from baton.router.types.plain import from_plain, to_plain
 SIMULATION_S = 3600.0  # maximum time of one simulation
 
 
-def run_replay(bundle: Path, what_if: WhatIf, is_json: bool) -> int:
+def run_replay(
+    bundle: Path, what_if: WhatIf, is_json: bool, truth: Path | None = None, engine: EngineOptions | None = None
+) -> int:
     """Replay a bundle; return 1 if a placement or a step differs from the record. Raises: CommandFailed."""
+    if truth is not None and not what_if.changes:
+        raise CommandFailed("--truth: needs a change; add --without, --add-prefill or --add-decode")
     record = read_record(bundle)
+    true = None if truth is None else read_record(truth)
     scenario = scenario_of(record, what_if)
     result = ReplayResult(
         record,
         check_placements(record),
         tuple(check_steps(worker, record.requests) for worker in record.workers),
         {} if scenario is None else {role.value: fit for role, fit in scenario.fits.items()},
-        _predicted(bundle, WhatIf()),
+        predicted(bundle, WhatIf()),
         what_if,
-        _predicted(bundle, what_if) if what_if.changes else (),
+        predicted(bundle, what_if) if what_if.changes else (),
+        None if engine is None else check_results(record, engine),
+        true,
+        past_predictions() if what_if.changes else None,
     )
     print(json.dumps(as_json(result)) if is_json else as_text(result))
     return 0 if result.is_equal else 1
 
 
-def _predicted(bundle: Path, what_if: WhatIf) -> tuple[PredictedRequest, ...]:
+def predicted(bundle: Path, what_if: WhatIf) -> tuple[PredictedRequest, ...]:
     """Simulate in a process of its own, whose hash seed makes the simulation repeatable. Raises: CommandFailed."""
     environment = child_environment() | {"PYTHONHASHSEED": HASH_SEED, "OMP_NUM_THREADS": "1"}
     asked = json.dumps({"bundle": str(bundle), "what_if": to_plain(what_if)})

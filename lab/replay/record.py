@@ -13,6 +13,7 @@ from baton.launch import CommandFailed
 from baton.router.placement.decide import Placement, PlacementPolicy
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.plain import from_plain
+from baton.router.types.request import Sampling
 
 NAME = "record.json"
 
@@ -28,6 +29,15 @@ class RecordedPlacement:
     workers: tuple[WorkerView, ...] | None
     first_token_in_ms: float | None
     placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTokens:
+    """Token ids of a request, and its sampling parameters. `answers`: tokens of each choice that reached the client."""
+
+    prompt: tuple[int, ...]
+    answers: tuple[tuple[int, ...], ...]
+    sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,12 @@ class RecordedRequest:
     ttft_ms: float  # 0: it had no token
     return_ms: float
     placements: tuple[RecordedPlacement, ...]
+    tokens: RecordedTokens | None = None  # None: the router kept none, or the bundle was written without
+
+    @property
+    def has_adapter(self) -> bool:
+        """Return whether weights other than the checkpoint's computed it."""
+        return any(each.request.adapter is not None for each in self.placements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +84,12 @@ class IncidentRecord:
     settings: RouterSettings
     requests: tuple[RecordedRequest, ...]
     workers: tuple[ProcessTimeline, ...]
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Fingerprint of the model that served; empty without placements."""
+        placements = (placed for request in self.requests for placed in request.placements)
+        return next((placed.request.fingerprint for placed in placements), b"")
 
     def of_role(self, role: str) -> Sequence[ProcessTimeline]:
         return [each for each in self.workers if each.role == role]

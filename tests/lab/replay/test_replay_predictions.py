@@ -1,13 +1,18 @@
 """Parts of `baton replay`'s predictions: step times, invented prompts, and the effect of a change."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
+from baton.lab.replay.decisions import PlacementCheck
 from baton.lab.replay.fit import Work, fit_steps, gap_between_steps_s
 from baton.lab.replay.load import InventedPrompts, calls_of
+from baton.lab.replay.past import PastPrediction, PastPredictions, past_predictions
 from baton.lab.replay.predict import PredictedRequest, WhatIf, scenario_of
-from baton.lab.replay.report import TtftPair, prediction_error
+from baton.lab.replay.record import RecordedRequest
+from baton.lab.replay.report import ReplayResult, TtftPair, as_json, as_text, prediction_error
 from baton.lab.sizing.runner import TOKEN
 from baton.launch import CommandFailed
 from tests.lab.replay.incidents import STEP_S, TOKEN_S, placed, record_of, recorded_request, steps_of
@@ -75,6 +80,41 @@ def test_prediction_error_is_relative_to_the_measured_ttft() -> None:
     ]
     assert prediction_error(pairs).median == pytest.approx(0.1)
     assert prediction_error(pairs).p90 == pytest.approx(0.26)
+
+
+def predicted(request: RecordedRequest, ttft_ms: float) -> PredictedRequest:
+    return PredictedRequest(request.request_id, ttft_ms, 0, "", "decode-0", ())
+
+
+def test_report_of_a_change_shows_the_truth_and_earlier_predictions() -> None:
+    before = record_of([replace(each, ttft_ms=200.0) for each in REQUESTS])
+    truth = record_of([replace(each, ttft_ms=100.0) for each in REQUESTS[1:]])
+    past = PastPredictions((PastPrediction("without x", 9, 200.0, 150.0, 100.0, 0.5, 0.9, 0.07),))
+    result = ReplayResult(
+        before,
+        PlacementCheck(0, 0, ()),
+        (),
+        {},
+        tuple(predicted(each, 190.0) for each in REQUESTS),
+        WhatIf(("r-0",)),
+        (predicted(REQUESTS[1], 80.0), predicted(REQUESTS[2], 110.0)),
+        truth=truth,
+        past=past,
+    )
+    text = as_text(result)
+    assert "truth: measured median 100 ms instead of 200 ms; error of 2 predictions: median 15%, p90 19%" in text
+    assert "1 earlier predictions of changes: median error per request 50%, worst 50%; 1 had the right sign" in text
+    assert "the same load twice differed by 7%" in text
+    found = {each["request_id"]: each["true_ttft_ms"] for each in as_json(result)["requests"]}
+    assert found == {"r-0": None, "r-1": 100.0, "r-2": 100.0}
+
+
+def test_past_predictions_are_read_from_a_result(tmp_path: Path) -> None:
+    each = PastPrediction("with 1 more prefill worker", 40, 200.0, 150.0, 220.0, 0.5, 0.9, 0.07)
+    file = tmp_path / "past.json"
+    assert past_predictions(file) is None
+    file.write_text(json.dumps({"commit": "c", "rounds": [asdict(each)]}))
+    assert past_predictions(file) == PastPredictions((each,)) and not each.has_right_sign
 
 
 def test_what_if_is_described() -> None:

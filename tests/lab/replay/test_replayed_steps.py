@@ -64,6 +64,17 @@ def test_steps_with_blocks_cached_before_the_record_are_as_recorded(worker: Proc
     assert check.difference is None and check.checked == len(alone.steps) - second
 
 
+def test_steps_with_a_prefix_that_a_later_prompt_computes_first_are_as_recorded() -> None:
+    long, short = (
+        recorded_request("r-0", 70, 6, (*SHARED, *range(100, 109))),
+        recorded_request("r-1", 40, 5, (*SHARED, 200, 201)),
+    )
+    worker = steps_of([(0, long), (0, short)], ttft_slo_s=3600.0)
+    assert worker.steps[0].prompts.keys() == {1} and worker.worker_requests[0].cached_tokens == 32
+    check = check_steps(worker, [long, short])
+    assert (check.difference, check.checked) == (None, len(worker.steps))
+
+
 def test_steps_begin_where_an_earlier_request_releases_its_blocks() -> None:
     two = steps_of([(0, REQUESTS[1]), (6, REQUESTS[3])])
     released = replace(two.steps[6], calls=(SchedulerCall("abort", 0), *two.steps[6].calls))

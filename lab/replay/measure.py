@@ -69,13 +69,16 @@ async def recorded(model: Path, folder: Path, name: str, what_if: WhatIf, gap_s:
 def compare(first: Path, again: Path, changed: Path, what_if: WhatIf) -> PastPrediction:
     """Predict the run with a change from the record of the first run, and compare with what was measured."""
     before, repeated, truth = (_ttfts(read_record(file).requests) for file in (first, again, changed))
-    found = {each.request_id: each.ttft_ms for each in predicted(first, what_if)}
+    unchanged, found = (
+        {each.request_id: each.ttft_ms for each in predicted(first, each_if)} for each_if in (WhatIf(), what_if)
+    )
     ids = [name for name in truth if name in found and name in before]
     errors = [abs(found[name] / truth[name] - 1.0) for name in ids]
     return PastPrediction(
         str(what_if),
         len(ids),
         before_ms=median(before[name] for name in ids),
+        predicted_before_ms=median(unchanged[name] for name in ids),
         predicted_ms=median(found[name] for name in ids),
         true_ms=median(truth[name] for name in ids),
         median_error=median(errors),

@@ -19,7 +19,8 @@ class PastPrediction:
     change: str
     requests: int
     before_ms: float  # measured TTFT before the change
-    predicted_ms: float
+    predicted_before_ms: float
+    predicted_ms: float  # after the change
     true_ms: float  # measured TTFT after the change
     median_error: float
     p90_error: float
@@ -27,7 +28,8 @@ class PastPrediction:
 
     @property
     def has_right_sign(self) -> bool:
-        return (self.predicted_ms < self.before_ms) == (self.true_ms < self.before_ms)
+        """Return whether TTFT changed in the predicted direction."""
+        return (self.predicted_ms < self.predicted_before_ms) == (self.true_ms < self.before_ms)
 
 
 @dataclass(frozen=True, slots=True)

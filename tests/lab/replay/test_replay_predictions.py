@@ -89,7 +89,7 @@ def predicted(request: RecordedRequest, ttft_ms: float) -> PredictedRequest:
 def test_report_of_a_change_shows_the_truth_and_earlier_predictions() -> None:
     before = record_of([replace(each, ttft_ms=200.0) for each in REQUESTS])
     truth = record_of([replace(each, ttft_ms=100.0) for each in REQUESTS[1:]])
-    past = PastPredictions((PastPrediction("without x", 9, 200.0, 150.0, 100.0, 0.5, 0.9, 0.07),))
+    past = PastPredictions((PastPrediction("without x", 9, 200.0, 190.0, 150.0, 100.0, 0.5, 0.9, 0.07),))
     result = ReplayResult(
         before,
         PlacementCheck(0, 0, ()),
@@ -110,7 +110,7 @@ def test_report_of_a_change_shows_the_truth_and_earlier_predictions() -> None:
 
 
 def test_past_predictions_are_read_from_a_result(tmp_path: Path) -> None:
-    each = PastPrediction("with 1 more prefill worker", 40, 200.0, 150.0, 220.0, 0.5, 0.9, 0.07)
+    each = PastPrediction("with 1 more prefill worker", 40, 200.0, 190.0, 150.0, 220.0, 0.5, 0.9, 0.07)
     file = tmp_path / "past.json"
     assert past_predictions(file) is None
     file.write_text(json.dumps({"commit": "c", "rounds": [asdict(each)]}))

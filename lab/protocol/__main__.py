@@ -18,13 +18,13 @@ from baton.lab.protocol.participants import ClusterSize
 
 SHAPES = {
     "small": ClusterSize(deaths=1, blocks=1),
-    "full": ClusterSize(blocks=1),
+    "full": ClusterSize(),
     "long": ClusterSize(routers=1, prefill=1, decode=1, tokens=3),
     "mishaps": ClusterSize(routers=1, prefill=1, decode=1, deaths=1, mishaps=1, blocks=1),
 }
 """Explored sizes.
 
-`full`: two of each process, two requests, two deaths. `long`: prompts of two blocks, answers of three tokens.
+`full`: two of each process, two requests with prompts of two blocks, two deaths. `long`: answers of three tokens.
 `mishaps`: also early leases, prompts that fail in the engine and broken connections of clients.
 """
 

@@ -1,7 +1,8 @@
 """Exploration of several requests that share workers, deaths and mishaps.
 
 A state is a code: the spent faults, and the number of each request's state in a `RequestGraph`. Processes are
-interchangeable, and so are requests: of all equivalent states only the one with the smallest code is expanded.
+interchangeable, and so are requests and equivalent states of a request (`merged.py`): of all equivalent states of the
+cluster only the one with the smallest code is expanded.
 
 Every step increases the rank of a state, and states are expanded in the order of their ranks. So each state is expanded
 once without a store of visited states, and the exploration itself shows that every run ends.
@@ -9,18 +10,18 @@ once without a store of visited states, and the exploration itself shows that ev
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 
 import numpy as np
 import numpy.typing as npt
 
-from baton.lab.protocol.explorer import RequestGraph, Violated, is_final, renamed, renamings, use_of
+from baton.lab.protocol.explorer import RequestGraph, Spent, Violated, is_final, renamed, renamings, use_of
+from baton.lab.protocol.merged import Numbers, representatives
 from baton.lab.protocol.participants import MoveKind
 from baton.lab.protocol.state import ClientPhase
 
-Numbers = npt.NDArray[np.int64]
 CHUNK = 1 << 18  # states that are expanded together
 
 
@@ -59,7 +60,8 @@ class ClusterStates:
     def __init__(self, graph: RequestGraph) -> None:
         self.graph, self.shape = graph, graph.shape
         shape, size = graph.shape, len(graph)
-        self._faults = [(d, m) for d in range(shape.deaths + 1) for m in range(shape.mishaps + 1)]
+        faults = [Spent(d, m) for d in range(shape.deaths + 1) for m in range(shape.mishaps + 1)]
+        self._merged = representatives(graph, faults)
         self._edges = {
             kind: _Edges([[after for after, its in steps if its is kind] for steps in graph.steps]) for kind in MoveKind
         }
@@ -72,7 +74,7 @@ class ClusterStates:
             np.array([graph.find(renamed(each, *names)) for each in graph.states], dtype=np.int64)
             for names in renamings(shape)
         ]
-        self._ranks, attempts = _ranks(graph, self._faults)
+        self._ranks, attempts = _ranks(graph, faults, self._merged)
         self.explored = Explored(request_states=size, most_attempts=attempts)
 
     @property
@@ -140,6 +142,7 @@ class ClusterStates:
         """Add states under the codes of their representatives, by rank."""
         if not len(states):
             return
+        states[:, 1:] = self._merged[states[:, :1], states[:, 1:]]
         ranks = self._ranks[states[:, 1], states[:, 0]].copy()
         for column in range(2, states.shape[1]):
             ranks += self._ranks[states[:, column], states[:, 0]]
@@ -153,8 +156,9 @@ class ClusterStates:
     def _codes(self, states: Numbers) -> Numbers:
         size, least = len(self.graph), None
         for names in self._renamed:
-            numbers = np.sort(names[states[:, 1:]], axis=1)
-            assert (numbers >= 0).all(), "an equivalent state is missing: processes are not interchangeable"
+            renamed_states = names[states[:, 1:]]
+            numbers = np.sort(self._merged[states[:, :1], renamed_states], axis=1)
+            assert (renamed_states >= 0).all(), "an equivalent state is missing: processes are not interchangeable"
             codes = states[:, 0]
             for column in range(numbers.shape[1]):
                 codes = codes * size + numbers[:, column]
@@ -170,8 +174,8 @@ class ClusterStates:
         return np.stack([codes, *reversed(columns)], axis=1)
 
 
-def _ranks(graph: RequestGraph, faults: list[tuple[int, int]]) -> tuple[Numbers, int]:
-    """Return the rank of each state by spent faults, and the largest number of attempts in a run of one request.
+def _ranks(graph: RequestGraph, faults: Sequence[Spent], merged: Numbers) -> tuple[Numbers, int]:
+    """Return the rank of each representative by spent faults, and the largest number of attempts of one request.
 
     The rank is the length of the longest run to the state, where a fault of another request counts as a step.
     Raises: CycleError if a run may go on for ever.
@@ -194,12 +198,13 @@ def _ranks(graph: RequestGraph, faults: list[tuple[int, int]]) -> tuple[Numbers,
             after.append((state, number[deaths, mishaps + 1]))
         if deaths < shape.deaths:
             after += [(target, number[deaths + 1, mishaps]) for target in graph.deaths[state]]
-        for each in after:
+        for target, then in after:
+            each = int(merged[then, target]), then
             if each not in before:
                 before[each] = set()
                 left.append(each)
             before[each].add(node)
-            if graph.begins_attempt(state, each[0]):
+            if graph.begins_attempt(state, target):
                 begins.add((state, *each))
     ranks = np.zeros((len(graph), len(faults)), dtype=np.int64)
     attempts = dict[tuple[int, int], int]()

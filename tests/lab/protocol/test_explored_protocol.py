@@ -1,13 +1,15 @@
 """The specification of the hand-over, explored exhaustively, and mutants of its participants, which are refused."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from baton.lab.protocol import participants
+from baton.lab.protocol import cluster, participants
 from baton.lab.protocol.cluster import ClusterStates
-from baton.lab.protocol.explorer import RequestGraph, Violated
+from baton.lab.protocol.explorer import RequestGraph, Spent, Violated
+from baton.lab.protocol.merged import Numbers
 from baton.lab.protocol.participants import ClusterSize, MoveKind, Step
 from baton.lab.protocol.state import AnswerPhase, CopyPhase, SpecAttempt, SpecRequest
 
@@ -15,15 +17,40 @@ ONE_OF_EACH = ClusterSize(routers=1, prefill=1, decode=1, deaths=1)
 
 
 def explore(shape: ClusterSize) -> ClusterStates:
-    cluster = ClusterStates(RequestGraph(shape))
-    cluster.explore()
-    return cluster
+    states = ClusterStates(RequestGraph(shape))
+    states.explore()
+    return states
 
 
 def test_two_of_each_process_with_one_death_answer_both_requests() -> None:
     explored = explore(ClusterSize(deaths=1, blocks=1)).explored
     assert set(explored.ends) == {"answered and answered", "answered and left", "left and left"}
     assert explored.states > 100_000
+
+
+def test_two_of_each_process_two_blocks_and_two_deaths_answer_both_requests() -> None:
+    explored = explore(ClusterSize()).explored
+    assert set(explored.ends) == {"answered and answered", "answered and left", "left and left"}
+    assert explored.request_states > 50_000 and explored.most_attempts == 5
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [replace(ONE_OF_EACH, deaths=2), replace(ONE_OF_EACH, blocks=1, mishaps=1), ClusterSize(deaths=1, blocks=1)],
+    ids=["deaths", "mishaps", "two of each"],
+)
+def test_equivalent_states_merged_leave_ends_attempts_and_longest_run(
+    monkeypatch: pytest.MonkeyPatch, shape: ClusterSize
+) -> None:
+    merged = explore(shape).explored
+    monkeypatch.setattr(cluster, "representatives", every_state)
+    all_states = explore(shape).explored
+    assert merged.ends.keys() == all_states.ends.keys() and merged.states < all_states.states
+    assert (merged.most_attempts, merged.longest_run) == (all_states.most_attempts, all_states.longest_run)
+
+
+def every_state(graph: RequestGraph, faults: Sequence[Spent]) -> Numbers:
+    return np.tile(np.arange(len(graph)), (len(faults), 1))
 
 
 def test_two_deaths_cost_fewer_attempts_than_routers_make() -> None:

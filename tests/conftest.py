@@ -1,6 +1,7 @@
 """Fixtures that more than one folder of tests uses."""
 
 import gc
+import socket
 import subprocess
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
@@ -44,6 +45,15 @@ def processes_find_tests() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")
         yield
+
+
+@pytest.fixture
+def listening() -> Iterator[int]:
+    """Port of 127.0.0.1 on which a socket listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

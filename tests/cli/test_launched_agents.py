@@ -140,22 +140,15 @@ def test_launch_names_the_folder_that_cannot_be_written(url: str, unwritable: Pa
         run_agent("continue", [], url, None, only_show=True)
 
 
+@pytest.mark.parametrize(
+    ("agent", "remedy"), [("codex", "npm install -g @openai/codex"), ("aider", "pipx install aider-chat")]
+)
 def test_launch_of_an_agent_that_is_not_installed_names_its_package(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agent: str, remedy: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-
-    with pytest.raises(CommandFailed, match="npm install -g @openai/codex"):
-        run_agent("codex", [], url, None, only_show=False)
-
-
-def test_launch_of_an_agent_from_pypi_that_is_not_installed_names_its_package(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    with pytest.raises(CommandFailed, match="pipx install aider-chat"):
-        run_agent("aider", [], url, None, only_show=False)
+    with pytest.raises(CommandFailed, match=remedy):
+        run_agent(agent, [], url, None, only_show=False)
 
 
 def test_launch_without_a_service_at_the_address_says_so() -> None:

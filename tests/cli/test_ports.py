@@ -2,7 +2,6 @@
 
 import os
 import socket
-from collections.abc import Iterator
 from itertools import combinations
 
 import pytest
@@ -14,14 +13,6 @@ from baton.launch.ports import PortTaken, RouterPorts, check_ports, claimed, pla
 from baton.launch.process_plan import router_addresses
 from baton.process.registry.redis_server import free_port, free_ports
 from baton.process.serving.addresses import Address, ListenError, address_of_url, check_free
-
-
-@pytest.fixture
-def listening() -> Iterator[int]:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        yield taken.getsockname()[1]
 
 
 def up(*flags: str, **variables: str) -> str:

@@ -89,9 +89,13 @@ def test_text_may_come_without_tokens() -> None:
         [STARTED, finished(0), finished(0)],
         [STARTED, Delta(1, 0, (5,), "a"), finished(0)],
         [STARTED, finished(0, last=False)],
+        [PromptPart(0, (5,), "")],
+        [STARTED, PromptPart(1, (5,), "")],
+        [STARTED, PromptPart(0, (5, 6), ""), PromptPart(1, (6,), "")],
+        [STARTED, Delta(0, 0, (8,), "hi"), PromptPart(0, (5,), "")],
     ],
 )
-def test_a_broken_promise_is_noticed(events: list[Event]) -> None:
+def test_events_out_of_order_are_a_protocol_error(events: list[Event]) -> None:
     with pytest.raises(ProtocolError):
         check(events)
 
@@ -135,20 +139,6 @@ def test_parts_become_the_prompt_and_begin_every_text() -> None:
 def test_an_answer_without_parts_has_no_prompt() -> None:
     answer = completion_from([STARTED, Delta(0, 0, (8,), "hi"), finished(0)])
     assert (answer.prompt, answer.text) == (None, "hi")
-
-
-@pytest.mark.parametrize(
-    "events",
-    [
-        [PromptPart(0, (5,), "")],
-        [STARTED, PromptPart(1, (5,), "")],
-        [STARTED, PromptPart(0, (5, 6), ""), PromptPart(1, (6,), "")],
-        [STARTED, Delta(0, 0, (8,), "hi"), PromptPart(0, (5,), "")],
-    ],
-)
-def test_parts_out_of_place_are_noticed(events: list[Event]) -> None:
-    with pytest.raises(ProtocolError):
-        check(events)
 
 
 def test_scores_of_some_tokens_only_are_no_whole_prompt() -> None:

@@ -11,3 +11,9 @@ from tests.fixtures.checkpoints import make_checkpoint
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a tiny Llama, which no test changes."""
     return make_checkpoint(tmp_path_factory.mktemp("model") / "base", "llama")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return another tiny Llama, which no test changes."""
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "llama", seed=11)

@@ -39,16 +39,15 @@ def drafted(plain: ModelOptions, pair: DraftPair) -> ModelOptions:
     return draft_options(plain, pair.draft, 8 * MIB)
 
 
-def test_another_size_of_vocabulary_is_refused_and_both_models_are_named(plain: ModelOptions, tmp_path: Path) -> None:
-    other = make_checkpoint(tmp_path / "other", "llama", vocab_size=520)
-    with pytest.raises(ModelError, match=r"520 tokens.* 512") as refused:
-        prepare_model(draft_options(plain, other, MIB))
-    assert str(plain.folder) in str(refused.value) and str(other) in str(refused.value)
-
-
-def test_other_ids_of_tokens_are_refused_and_both_models_are_named(plain: ModelOptions, tmp_path: Path) -> None:
-    other = make_checkpoint(tmp_path / "other", "llama", tokenizer="byte_fallback")
-    with pytest.raises(ModelError, match="other token ids") as refused:
+@pytest.mark.parametrize(
+    ("different", "reason"),
+    [({"vocab_size": 520}, r"520 tokens.* 512"), ({"tokenizer": "byte_fallback"}, "other token ids")],
+)
+def test_draft_model_with_another_vocabulary_is_rejected_with_both_models_named(
+    different: dict[str, Any], reason: str, plain: ModelOptions, tmp_path: Path
+) -> None:
+    other = make_checkpoint(tmp_path / "other", "llama", **different)
+    with pytest.raises(ModelError, match=reason) as refused:
         prepare_model(draft_options(plain, other, MIB))
     assert str(plain.folder) in str(refused.value) and str(other) in str(refused.value)
 

@@ -20,11 +20,6 @@ OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "quiet": True, "
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "llama", seed=11)
-
-
-@pytest.fixture(scope="module")
 def llm(tiny: Path) -> LLM:
     return LLM(str(tiny), kv_cache_memory_bytes=8 << 20, max_model_len=256, **OPTIONS)
 

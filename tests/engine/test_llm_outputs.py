@@ -11,15 +11,10 @@ from baton.engine import LLM, SamplingParams
 from baton.engine.config.model_config import ModelError
 from baton.engine.offline.engine_args import EngineArgs
 from baton.engine.offline.prompts import TextDecoder
-from tests.fixtures.checkpoints import make_checkpoint, make_tokenizer
+from tests.fixtures.checkpoints import make_tokenizer
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
 PROMPT = "Badega nomi"
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "llama", seed=11)
 
 
 @pytest.fixture(scope="module")

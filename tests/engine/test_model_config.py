@@ -46,16 +46,13 @@ def test_fields_left_out_take_the_family_defaults(tmp_path: Path) -> None:
     assert config.eos_token_ids == {7}
 
 
-def test_generation_config_decides_the_end_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stated", "end_tokens"), [("[3, 4]", {3, 4}), ("null", {7})])
+def test_end_tokens_of_generation_config_replace_those_of_the_model(
+    tmp_path: Path, stated: str, end_tokens: set[int]
+) -> None:
     write(tmp_path)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
-    assert read_model_config(tmp_path).eos_token_ids == {3, 4}
-
-
-def test_a_generation_config_without_end_tokens_leaves_those_of_the_model(tmp_path: Path) -> None:
-    write(tmp_path)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": null}')
-    assert read_model_config(tmp_path).eos_token_ids == {7}
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {stated}}}')
+    assert read_model_config(tmp_path).eos_token_ids == end_tokens
 
 
 def test_old_and_new_spelling_of_rope_agree(tmp_path: Path) -> None:

@@ -12,42 +12,29 @@ PLAIN = SamplingParams(max_tokens=9)
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "adjusts_logits", "needs_history"),
     [
-        {},
-        {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.9},
-        {"stop_token_ids": frozenset({3}), "logprobs": 4, "prompt_logprobs": 0, "n": 4, "seed": 9},
+        ({}, False, False),
+        ({"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.9}, False, False),
+        ({"stop_token_ids": frozenset({3}), "logprobs": 4, "prompt_logprobs": 0, "n": 4, "seed": 9}, False, False),
+        ({"logit_bias": {4: 1.0}}, True, False),
+        ({"allowed_token_ids": frozenset({1})}, True, False),
+        ({"bad_words": ((4,), (5,))}, True, False),
+        ({"repetition_penalty": 1.1}, True, True),
+        ({"presence_penalty": -0.1}, True, True),
+        ({"frequency_penalty": 0.1}, True, True),
+        ({"min_tokens": 1}, True, True),
+        ({"bad_words": ((4,), (5, 6))}, True, True),
     ],
 )
-def test_what_asks_for_nothing_special_leaves_the_logits_alone(fields: dict[str, Any]) -> None:
+def test_params_say_whether_they_adjust_logits_and_need_the_history(
+    fields: dict[str, Any], adjusts_logits: bool, needs_history: bool
+) -> None:
     params = replace(PLAIN, **fields)
-    assert (params.adjusts_logits, params.needs_history) == (False, False)
+    assert (params.adjusts_logits, params.needs_history) == (adjusts_logits, needs_history)
 
 
-@pytest.mark.parametrize(
-    "fields", [{"logit_bias": {4: 1.0}}, {"allowed_token_ids": frozenset({1})}, {"bad_words": ((4,), (5,))}]
-)
-def test_bias_and_single_tokens_look_at_no_history(fields: dict[str, Any]) -> None:
-    params = replace(PLAIN, **fields)
-    assert (params.adjusts_logits, params.needs_history) == (True, False)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"repetition_penalty": 1.1},
-        {"presence_penalty": -0.1},
-        {"frequency_penalty": 0.1},
-        {"min_tokens": 1},
-        {"bad_words": ((4,), (5, 6))},
-    ],
-)
-def test_penalties_and_longer_bad_words_need_the_history(fields: dict[str, Any]) -> None:
-    params = replace(PLAIN, **fields)
-    assert (params.adjusts_logits, params.needs_history) == (True, True)
-
-
-def test_what_has_a_form_needs_the_history_and_is_drawn_from_fewer_tokens() -> None:
+def test_params_with_a_constraint_need_the_history_and_exclude_tokens() -> None:
     constraint: Any = object()
     params = replace(PLAIN, constraint=constraint)
     assert (params.adjusts_logits, params.needs_history) == (False, True)

@@ -1,10 +1,8 @@
 """Why an address cannot be listened on, in one sentence, and the exit codes that say it."""
 
 import errno
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import combinations
 
 import pytest
@@ -68,14 +66,6 @@ def test_configuration_with_the_port_of_a_local_server_is_refused() -> None:
             read_config(RouterConfig, [*ROUTER, "--port", "6379", variable, url])
     with pytest.raises(ConfigError, match="--workers"):
         read_config(RouterConfig, ["--workers", "prefill@127.0.0.1:7000,decode@127.0.0.1:7001", "--port", "7001"])
-
-
-@pytest.fixture
-def listening() -> Iterator[int]:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        yield taken.getsockname()[1]
 
 
 @pytest.mark.parametrize(

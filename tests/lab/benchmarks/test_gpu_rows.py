@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -171,17 +171,22 @@ for row in sys.argv[2].split(","):
 """
 
 
-def test_a_row_that_hangs_or_dies_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(row_processes.ROW_S, "hangs", 0.3)
-    started: list[list[str]] = []
+def starter(out: Path, started: list[list[str]]) -> Callable[[Sequence[str]], "subprocess.Popen[bytes]"]:
+    """Return a function that starts a process for rows, and appends these rows to `started`."""
 
     def start(rows: Sequence[str]) -> "subprocess.Popen[bytes]":
         started.append(list(rows))
-        command = [sys.executable, "-c", ROWS_OF_A_KIND, str(tmp_path), ",".join(rows)]
+        command = [sys.executable, "-c", ROWS_OF_A_KIND, str(out), ",".join(rows)]
         return subprocess.Popen(command, start_new_session=True)
 
-    code = run_rows(start, ["first", "hangs", "second", "dies", "third"], tmp_path, time.monotonic() + 30)
-    assert code == 1
+    return start
+
+
+def test_a_row_that_hangs_or_dies_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(row_processes.ROW_S, "hangs", 0.3)
+    started: list[list[str]] = []
+    rows = ["first", "hangs", "second", "dies", "third"]
+    assert run_rows(starter(tmp_path, started), rows, tmp_path, time.monotonic() + 30) == 1
     assert started[1:] == [["second", "dies", "third"], ["third"]]
     found = {path.stem: json.loads(path.read_text()) for path in tmp_path.iterdir()}
     assert {row for row, each in found.items() if each["status"] == "measured"} == {"first", "second", "third"}
@@ -190,13 +195,8 @@ def test_a_row_that_hangs_or_dies_costs_no_other(tmp_path: Path, monkeypatch: py
 
 def test_a_row_that_breaks_the_device_is_the_only_one_that_fails(tmp_path: Path) -> None:
     started: list[list[str]] = []
-
-    def start(rows: Sequence[str]) -> "subprocess.Popen[bytes]":
-        started.append(list(rows))
-        command = [sys.executable, "-c", ROWS_OF_A_KIND, str(tmp_path), ",".join(rows)]
-        return subprocess.Popen(command, start_new_session=True)
-
-    assert run_rows(start, ["first", "breaks", "second", "third"], tmp_path, time.monotonic() + 30) == 1
+    rows = ["first", "breaks", "second", "third"]
+    assert run_rows(starter(tmp_path, started), rows, tmp_path, time.monotonic() + 30) == 1
     assert started == [["first", "breaks", "second", "third"], ["second", "third"]]
     status = {path.stem: json.loads(path.read_text())["status"] for path in tmp_path.iterdir()}
     assert status == {"first": "measured", "breaks": "failed", "second": "measured", "third": "measured"}

@@ -1,6 +1,5 @@
 """The generated code in protos/ is what its generator makes of the protos, and the protos follow buf's STANDARD."""
 
-import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,19 +7,15 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.fixtures.tools import ROOT, load_script
+
 BUF = "@bufbuild/buf@1.75.0"
 BUF_FOLDER = ROOT / ".cache" / "buf"
 
 
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("generate", ROOT / "protos" / "generate.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "protos" / "generate.py")
 
 
 @pytest.fixture(scope="module")

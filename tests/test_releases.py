@@ -1,7 +1,6 @@
 """One version in all places, and how the next one begins."""
 
 import datetime
-import importlib.util
 import shutil
 import tomllib
 from pathlib import Path
@@ -11,18 +10,14 @@ import pytest
 
 import baton
 from baton.versions import RELEASE
+from tests.fixtures.tools import ROOT, load_script
 
-ROOT = Path(__file__).parents[1]
 TODAY = datetime.date(2031, 2, 3)
 
 
 @pytest.fixture(scope="module")
 def release() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("release", ROOT / "deploy" / "release.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "deploy" / "release.py")
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """The list of what Baton is made of: valid, complete, with licences, and without test tools."""
 
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,17 +10,14 @@ import pytest
 from jsonschema import Draft7Validator
 from referencing import Registry, Resource
 
-ROOT = Path(__file__).parents[1]
+from tests.fixtures.tools import ROOT, load_script
+
 MAKE_S = 400  # the first time, the generator is installed
 SCHEMA = "bom-1.6.SNAPSHOT.schema.json"
 
 
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sbom", ROOT / "deploy" / "sbom.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "deploy" / "sbom.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Children: their output under their name, their end with ours."""
+"""Child processes: prefixed output, signals, and exit with their parent."""
 
 import asyncio
 import io
@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from baton.launch import child
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
@@ -71,15 +73,18 @@ async def test_child_with_missing_command_says_so() -> None:
     assert "cannot run /nonexistent/program" in errors.getvalue()
 
 
-def test_line_writer_ignores_closed_stream() -> None:
-    reader, writer_end = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer_end, "w") as stream:
-        writer = LineWriter(stream)
-        writer.write("lost")
-        writer.write("lost too")
-        # What the stream still holds must not fail when it is closed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def test_line_writer_writes_nothing_more_to_a_closed_pipe() -> None:
+    written: list[str] = []
+
+    class ClosedPipe(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(text)
+            raise BrokenPipeError
+
+    writer = LineWriter(ClosedPipe())
+    writer.write("lost")
+    writer.write("lost too")
+    assert written == ["lost\n"]
 
 
 def test_child_dies_with_killed_parent(tmp_path: Path) -> None:
@@ -125,7 +130,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def test_child_signal_after_exit_is_ignored() -> None:
+async def test_child_signal_after_exit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     process = await ChildProcess.start(spec("/bin/true"), LineWriter(io.StringIO()), LineWriter(io.StringIO()))
     assert await asyncio.wait_for(process.wait(), 20) == 0
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda process_id, number: sent.append((process_id, number)))
     process.send(signal.SIGTERM)
+    assert sent == []

@@ -1,6 +1,5 @@
 """The tutorial's demonstration cannot seem to succeed where nothing was killed."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -8,17 +7,12 @@ from typing import Any
 import pytest
 
 from baton.process.registry.redis_server import free_port
-
-SCRIPT = Path(__file__).parents[2] / "examples" / "kill_decode_worker.py"
+from tests.fixtures.tools import ROOT, load_script
 
 
 @pytest.fixture
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kill_decode_worker", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "examples" / "kill_decode_worker.py")
 
 
 class IdleAdmin:

@@ -77,23 +77,26 @@ async def test_hand_over_waits_while_others_read(quick: Callable[..., None]) -> 
 async def test_hand_over_without_router_or_sessions_does_not_wait(quick: Callable[..., None]) -> None:
     quick(QUIET_S=60.0)
     async with asyncio.timeout(20):
-        await hand_over(LeavingWorker([[]]).leaving())
-        await hand_over(LeavingWorker([[kept("a")]], has_router=False).leaving())
+        for worker in (LeavingWorker([[]]), LeavingWorker([[kept("a")]], has_router=False)):
+            await hand_over(worker.leaving())
+            assert worker.offered == []
 
 
 async def test_hand_over_waits_for_readers_within_a_bound(quick: Callable[..., None]) -> None:
     quick(QUIET_S=60.0, MOST_S=0.01)
     async with asyncio.timeout(20):
-        await hand_over(LeavingWorker([[kept("a")]], readers=[True]).leaving())
-        await hand_over(LeavingWorker([[kept("a")]], requests=[True]).leaving())
+        for worker in (LeavingWorker([[kept("a")]], readers=[True]), LeavingWorker([[kept("a")]], requests=[True])):
+            await hand_over(worker.leaving())
+            assert worker.offered == [b"a"]
 
 
-async def test_hand_over_ends_with_a_stopped_engine() -> None:
+async def test_hand_over_of_a_stopped_engine_offers_nothing() -> None:
     worker = LeavingWorker([[]])
     failed: Future[list[KeptBlocks]] = Future()
     failed.set_exception(EngineStopped("stopped"))
     leaving = worker.leaving()
     await hand_over(Leaving(lambda: failed, leaving.offer, leaving.has_requests, leaving.has_readers))
+    assert worker.offered == []
 
 
 def turn(name: str, keep_for_s: float = 100.0) -> SessionTurn:

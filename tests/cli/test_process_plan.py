@@ -1,6 +1,5 @@
 """The command line of every process."""
 
-import asyncio
 import signal
 import sys
 from dataclasses import replace
@@ -22,6 +21,7 @@ from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.process.config import ConfigError, Settings, read_config
 from baton.router.config import RouterConfig
 from tests.fixtures.service_layout import ADAPTERS, CPU, TWO_GPUS, layout, plan
+from tests.fixtures.waiting import eventually
 
 CONFIGS: dict[str, type[Settings]] = {
     "baton.router": RouterConfig,
@@ -71,9 +71,7 @@ async def test_embedded_redis_refuses_client_without_password() -> None:
             Redis.from_url(source.url) as ours,
             Redis.from_url(source.url.replace(f":{password}@", "")) as theirs,
         ):
-            async with asyncio.timeout(20):
-                while not await _answers(ours):
-                    await asyncio.sleep(0.02)
+            await eventually(lambda: _answers(ours))
             assert await ours.set("key", "value")
             with pytest.raises(AuthenticationError):
                 await theirs.get("key")

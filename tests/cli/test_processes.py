@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from baton.launch import child
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
+from tests.fixtures.waiting import is_running, wait_until
 
 
 def spec(*command: str, cores: tuple[int, ...] = (), noise: tuple[str, ...] = ()) -> ProcessSpec:
@@ -100,34 +100,18 @@ def test_child_dies_with_killed_parent(tmp_path: Path) -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", parent])
     try:
-        poll(lambda: pid_file.exists() and pid_file.read_text() != "")
+        wait_until(lambda: pid_file.exists() and pid_file.read_text() != "")
         pid = int(pid_file.read_text())
     finally:
         process.kill()
         process.wait()
-    poll(lambda: not is_running(pid))
+    wait_until(lambda: not is_running(pid))
 
 
 def test_child_without_parent_does_not_start() -> None:
     command = [sys.executable, "-I", "-S", child.__file__, "1", "", "/bin/echo", "started"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-
-
-def poll(condition: object, bound_s: float = 20.0) -> None:
-    deadline = time.monotonic() + bound_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    """A zombie waiting for init counts as ended."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False
 
 
 async def test_child_signal_after_exit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from baton.launch.processes import Backoff, ProcessSpec, Stage
 from baton.launch.supervisor import ServiceFailed, Supervisor
 from baton.process.serving.exit_codes import ExitCode
+from tests.fixtures.waiting import eventually
 
 
 class FakeChild:
@@ -75,12 +76,6 @@ def spec(name: str, stage: Stage, grace_s: float = 5.0) -> ProcessSpec:
     return ProcessSpec(name, ("never-run",), stage, grace_s, {})
 
 
-async def until(condition: Callable[[], bool], bound_s: float = 10.0) -> None:
-    async with asyncio.timeout(bound_s):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     yield World()
@@ -91,9 +86,9 @@ REDIS, WORKER, ROUTER = spec("redis", Stage.REDIS), spec("decode-0", Stage.WORKE
 
 async def test_supervisor_dead_worker_is_restarted(world: World) -> None:
     supervisor = world.supervise(WORKER)
-    await until(lambda: world.starts == ["decode-0"])
+    await eventually(lambda: world.starts == ["decode-0"])
     world.children["decode-0"].end(-signal.SIGKILL)
-    await until(lambda: world.starts == ["decode-0", "decode-0"])
+    await eventually(lambda: world.starts == ["decode-0", "decode-0"])
     assert world.said == ["decode-0 was ended by SIGKILL; restarting it in 0.2 s"]
     await supervisor.stop()
 
@@ -101,10 +96,10 @@ async def test_supervisor_dead_worker_is_restarted(world: World) -> None:
 async def test_supervisor_delay_grows_until_a_long_life(world: World) -> None:
     supervisor = world.supervise(WORKER)
     for number, lived_s in enumerate((0.0, 0.0, 31.0), start=1):
-        await until(lambda number=number: len(world.starts) == number)  # type: ignore[misc]
+        await eventually(lambda number=number: len(world.starts) == number)  # type: ignore[misc]
         world.now += lived_s
         world.children["decode-0"].end(1)
-    await until(lambda: len(world.said) == 3)
+    await eventually(lambda: len(world.said) == 3)
     assert [line.rpartition(" in ")[2] for line in world.said] == ["0.2 s", "0.4 s", "0.2 s"]
     await supervisor.stop()
 
@@ -112,7 +107,7 @@ async def test_supervisor_delay_grows_until_a_long_life(world: World) -> None:
 async def test_supervisor_stops_router_workers_redis_in_order(world: World) -> None:
     other = spec("prefill-0", Stage.WORKER)
     supervisor = world.supervise(REDIS, WORKER, other, ROUTER, ready=False)
-    await until(lambda: len(world.starts) == 4)
+    await eventually(lambda: len(world.starts) == 4)
     await supervisor.stop()
     assert world.journal == ["router SIGTERM", "decode-0 SIGTERM", "prefill-0 SIGTERM", "redis SIGTERM"]
     assert len(world.starts) == 4
@@ -121,9 +116,9 @@ async def test_supervisor_stops_router_workers_redis_in_order(world: World) -> N
 async def test_supervisor_stop_waits_for_router_drain(world: World) -> None:
     world.stubborn = {"router"}
     supervisor = world.supervise(WORKER, ROUTER, ready=False)
-    await until(lambda: len(world.starts) == 2)
+    await eventually(lambda: len(world.starts) == 2)
     stopping = asyncio.create_task(supervisor.stop())
-    await until(lambda: world.journal == ["router SIGTERM"])
+    await eventually(lambda: world.journal == ["router SIGTERM"])
     world.children["router"].end(0)
     await stopping
     assert world.journal == ["router SIGTERM", "decode-0 SIGTERM"]
@@ -132,7 +127,7 @@ async def test_supervisor_stop_waits_for_router_drain(world: World) -> None:
 async def test_supervisor_stop_kills_after_grace(world: World) -> None:
     world.stubborn = {"decode-0"}
     supervisor = world.supervise(spec("decode-0", Stage.WORKER, grace_s=0.01), ready=False)
-    await until(lambda: len(world.starts) == 1)
+    await eventually(lambda: len(world.starts) == 1)
     await supervisor.stop()
     assert world.journal == ["decode-0 SIGTERM", "decode-0 SIGKILL"]
 
@@ -140,9 +135,9 @@ async def test_supervisor_stop_kills_after_grace(world: World) -> None:
 async def test_supervisor_force_ends_waiting_stop(world: World) -> None:
     world.stubborn = {"router", "decode-0"}
     supervisor = world.supervise(WORKER, ROUTER, ready=False)
-    await until(lambda: len(world.starts) == 2)
+    await eventually(lambda: len(world.starts) == 2)
     stopping = asyncio.create_task(supervisor.stop())
-    await until(lambda: world.journal == ["router SIGTERM"])
+    await eventually(lambda: world.journal == ["router SIGTERM"])
     supervisor.force()
     async with asyncio.timeout(10):
         await stopping
@@ -151,9 +146,9 @@ async def test_supervisor_force_ends_waiting_stop(world: World) -> None:
 
 async def test_supervisor_stop_interrupts_restart_delay(world: World) -> None:
     supervisor = world.supervise(WORKER, backoff=partial(Backoff, first_s=60.0, longest_s=60.0))
-    await until(lambda: len(world.starts) == 1)
+    await eventually(lambda: len(world.starts) == 1)
     world.children["decode-0"].end(1)
-    await until(lambda: len(world.said) == 1)
+    await eventually(lambda: len(world.said) == 1)
     async with asyncio.timeout(10):
         await supervisor.stop()
     assert len(world.starts) == 1
@@ -181,14 +176,14 @@ async def test_supervisor_stop_signals_child_that_is_starting(world: World) -> N
 async def test_supervisor_three_early_deaths_fail(world: World) -> None:
     supervisor = world.supervise(WORKER, ready=False)
     for number in range(1, 4):
-        await until(lambda number=number: len(world.starts) == number)  # type: ignore[misc]
+        await eventually(lambda number=number: len(world.starts) == number)  # type: ignore[misc]
         world.children["decode-0"].end(1)
     await world.failure(supervisor, "decode-0 ended with exit code 1")
 
 
 async def test_supervisor_final_exit_code_before_ready_fails(world: World) -> None:
     supervisor = world.supervise(WORKER, ready=False)
-    await until(lambda: len(world.starts) == 1)
+    await eventually(lambda: len(world.starts) == 1)
     world.children["decode-0"].end(2)
     await world.failure(supervisor, "exit code 2")
     assert world.starts == ["decode-0"]
@@ -197,7 +192,7 @@ async def test_supervisor_final_exit_code_before_ready_fails(world: World) -> No
 @pytest.mark.parametrize("code", [ExitCode.WRONG_CONFIGURATION, ExitCode.CANNOT_LISTEN])
 async def test_supervisor_ready_and_final_exit_code_fails_without_restart(world: World, code: int) -> None:
     supervisor = world.supervise(ROUTER)
-    await until(lambda: world.starts == ["router"])
+    await eventually(lambda: world.starts == ["router"])
     world.children["router"].end(code)
     failure = await world.failure(supervisor, rf"router ended with exit code {code}: it.* not restarting it")
     assert world.starts == ["router"] and failure.tail == ("router    | the last line",)
@@ -206,7 +201,7 @@ async def test_supervisor_ready_and_final_exit_code_fails_without_restart(world:
 async def test_supervisor_crash_loop_ends_after_ten_deaths_in_a_row(world: World) -> None:
     supervisor = world.supervise(WORKER, backoff=partial(Backoff, first_s=0.0))
     for number in range(1, 11):
-        await until(lambda number=number: len(world.starts) == number)  # type: ignore[misc]
+        await eventually(lambda number=number: len(world.starts) == number)  # type: ignore[misc]
         world.children["decode-0"].end(-signal.SIGKILL)
     await world.failure(supervisor, "decode-0 was ended by SIGKILL, 10 times in a row")
     assert len(world.starts) == 10 and len(world.said) == 9
@@ -215,9 +210,9 @@ async def test_supervisor_crash_loop_ends_after_ten_deaths_in_a_row(world: World
 async def test_supervisor_gives_up_one_of_two_workers_and_serves_on(world: World) -> None:
     other = spec("decode-1", Stage.WORKER)
     supervisor = world.supervise(WORKER, other)
-    await until(lambda: len(world.starts) == 2)
+    await eventually(lambda: len(world.starts) == 2)
     world.children["decode-0"].end(ExitCode.WRONG_CONFIGURATION)
-    await until(lambda: len(world.said) == 1)
+    await eventually(lambda: len(world.said) == 1)
     assert "not restarting it" in world.said[0] and not supervisor.failure.done()
     world.children["decode-1"].end(ExitCode.WRONG_CONFIGURATION)
     await world.failure(supervisor, "decode-1")

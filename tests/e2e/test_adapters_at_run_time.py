@@ -15,6 +15,7 @@ from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.adapters import ALL_PROJECTIONS, greedy, make_adapter, merged_model
 from tests.fixtures.paged import random_prompt
+from tests.fixtures.waiting import eventually
 
 TOKENS, LONG, WITHIN_S = 16, 120, 60.0
 HELD_TOKENS = 60  # after which an answer pauses until its adapter is unloaded
@@ -106,9 +107,7 @@ async def test_a_stream_ends_with_the_adapter_that_is_unloaded_meanwhile(
     assert baton(first, "load", "sql", str(folders["one"])).returncode == 0
     with answers_held(first, HELD_TOKENS) as held:
         streams = [asyncio.create_task(ask(router, "sql", LONG)) for router in routers]
-        async with asyncio.timeout(WITHIN_S):
-            while not all(router.status().active_requests for router in routers):
-                await asyncio.sleep(0.01)
+        await eventually(lambda: all(router.status().active_requests for router in routers))
         worker = await held.worker()
         with AdminClient(admin_of(second)) as admin:
             assert worker in admin.unload_adapter("sql")

@@ -15,6 +15,7 @@ from baton.client import AdminClient, AsyncBatonClient, BatonClientError, Reques
 from tests.e2e.conftest import run
 from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.stack import Stack, make_stack
+from tests.fixtures.waiting import eventually
 
 SHARED_S = 20.0  # for information to reach the other router; it takes 0.25 s on a quiet machine
 ANSWER_TOKENS = 6
@@ -70,9 +71,7 @@ class Load:
     async def more(self, requests: int = 8) -> None:
         """Wait until that many more requests are answered."""
         wanted = len(self.served) + requests
-        async with asyncio.timeout(30):
-            while len(self.served) < wanted:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: len(self.served) >= wanted)
 
     async def _lane(self, lane: int, attempts: int) -> None:
         retry = RetryPolicy(attempts=attempts)

@@ -13,6 +13,7 @@ import pytest
 from baton.client import AsyncBatonClient, Busy, DeadlineExceeded, RetryPolicy
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, StackProcess, make_stack
+from tests.fixtures.waiting import eventually
 
 PROMPT_TOKENS = 70
 CANARY_TOKENS = 33  # of each readiness probe
@@ -70,12 +71,6 @@ def held_up(worker: StackProcess) -> Iterator[None]:
         worker.signal(signal.SIGCONT)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not await asyncio.to_thread(condition):
-            await asyncio.sleep(0.02)
-
-
 async def ask(baton: AsyncBatonClient, number: int, api_key: str) -> float | None:
     """Send a request; return Retry-After if it was refused."""
     prompt = [3 + (number * 31 + place) % 250 for place in range(PROMPT_TOKENS)]
@@ -103,9 +98,9 @@ async def test_a_noisy_caller_is_refused_before_prefill_and_a_quiet_one_is_serve
         before = looked_up_tokens(small)
         with held_up(small.processes["decode-0"]):
             noisy = [asyncio.create_task(ask(baton, number, "noisy")) for number in range(NOISY)]
-            await until(lambda: sum(task.done() for task in noisy) == NOISY - SLOTS - WAITING)
+            await eventually(lambda: sum(task.done() for task in noisy) == NOISY - SLOTS - WAITING)
             asked_quietly = asyncio.create_task(ask(baton, 100, "quiet"))
-            await until(lambda: small.status().queued_requests == WAITING + 1)
+            await eventually(lambda: asyncio.to_thread(lambda: small.status().queued_requests == WAITING + 1))
         quiet = await asked_quietly
         refused = [retry_after_s for retry_after_s in await asyncio.gather(*noisy) if retry_after_s is not None]
     assert quiet is None, "the quiet caller was refused"
@@ -142,7 +137,7 @@ async def test_a_request_that_cannot_be_served_by_its_deadline_is_refused_before
     async with AsyncBatonClient(small.target, timeout_s=WAIT_S, retry=RetryPolicy(attempts=1)) as baton:
         with held_up(small.processes["decode-0"]):
             patient = [asyncio.create_task(ask(baton, 200 + number, "patient")) for number in range(SLOTS + WAITING)]
-            await until(lambda: small.status().queued_requests == WAITING)
+            await eventually(lambda: asyncio.to_thread(lambda: small.status().queued_requests == WAITING))
             async with asyncio.timeout(WAIT_S):
                 for deadline_s in itertools.cycle((0.5, 1.0, 2.0, 4.0)):
                     if await is_refused_in_time(baton, deadline_s):

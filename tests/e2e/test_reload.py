@@ -18,6 +18,7 @@ from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.adapters import greedy, merged_model
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.perturbed import perturbed
+from tests.fixtures.waiting import eventually
 
 TOKENS, LONG, WITHIN_S = 16, 120, 60.0
 HELD_TOKENS = 60  # after which an answer pauses while weights are loaded
@@ -72,9 +73,7 @@ async def streams_that_stand_still(
     """Pause a stream at each router until the block is left."""
     with answers_held(routers[0], HELD_TOKENS) as held:
         streams = [asyncio.create_task(ask(router, LONG)) for router in routers]
-        async with asyncio.timeout(WITHIN_S):
-            while not all(router.status().active_requests for router in routers):
-                await asyncio.sleep(0.01)
+        await eventually(lambda: all(router.status().active_requests for router in routers))
         await held.worker()
         yield streams
 

@@ -17,6 +17,7 @@ from tests.e2e.conftest import run
 from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.crashing_worker import DEADLY
+from tests.fixtures.waiting import eventually
 
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 TOKENS = 150
@@ -99,9 +100,7 @@ async def all_streams(stack: Stack, disturb: Callable[[Sequence[Reader]], Awaita
 
 async def until_tokens(readers: Sequence[Reader], tokens: int) -> None:
     """Wait until that many tokens have arrived in all."""
-    async with asyncio.timeout(30):
-        while sum(reader.tokens for reader in readers) < tokens:
-            await asyncio.sleep(0.002)
+    await eventually(lambda: sum(reader.tokens for reader in readers) >= tokens)
 
 
 def assert_equal(answers: dict[str, Completion], wanted: dict[str, Completion]) -> None:

@@ -14,6 +14,7 @@ from baton.client.answer import completion_from
 from tests.e2e.faulty import second_of
 from tests.e2e.held import Held, answers_held
 from tests.e2e.stack import IDLE_S, Stack
+from tests.fixtures.waiting import eventually
 
 STREAMS = 10
 TOKENS = 150
@@ -62,9 +63,7 @@ class Streams:
 
         A total number of tokens would not do, since one stream may be far ahead of the others.
         """
-        async with asyncio.timeout(30):
-            while len(self.begun) < STREAMS or (self.seen_tokens < tokens and not held.workers):
-                await asyncio.sleep(0.005)
+        await eventually(lambda: len(self.begun) >= STREAMS and (self.seen_tokens >= tokens or held.workers))
 
 
 def content(answers: Sequence[Completion]) -> list[Any]:

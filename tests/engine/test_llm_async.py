@@ -12,6 +12,7 @@ from baton.engine import LLM, AsyncLLM, RequestOutput, SamplingParams
 from baton.engine.runner.thread import EngineStopped
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.held_engine import held_after
+from tests.fixtures.waiting import eventually
 
 WAIT_S = 20.0
 OPTIONS: dict[str, Any] = {
@@ -37,9 +38,7 @@ async def llm(tiny: Path) -> AsyncIterator[AsyncLLM]:
 
 
 async def idle(engine: AsyncLLM) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while engine._engine.scheduler.has_work:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: not engine._engine.scheduler.has_work)
     assert engine._engine.scheduler.pool.counts.held == 0
 
 

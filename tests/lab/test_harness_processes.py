@@ -5,16 +5,9 @@ from pathlib import Path
 
 from baton import child_environment
 from baton.lab.harness.processes import Program, RunningProgram
+from tests.fixtures.waiting import eventually, is_running
 
 WAIT_S = 20.0
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 async def test_children_that_outlive_a_stopped_program_are_killed(tmp_path: Path) -> None:
@@ -30,5 +23,4 @@ async def test_children_that_outlive_a_stopped_program_are_killed(tmp_path: Path
             await running.wait_until(is_noted)
             child = int(noted.read_text())
             assert is_running(child)
-        while is_running(child):
-            await asyncio.sleep(0.01)
+        await eventually(lambda: not is_running(child))

@@ -8,6 +8,7 @@ import pytest
 
 from baton.process.links.hub import MAX_WAITING, LinkHub, Outbox, RouterLink
 from tests.fixtures.loop_clock import put_forward
+from tests.fixtures.waiting import eventually
 
 ROUTER = b"r" * 16
 
@@ -58,9 +59,7 @@ async def test_a_session_ends_once_when_its_grace_is_over() -> None:
     hub = Hub(grace_s=0.001)
     session, outbox = connected(hub)
     hub.disconnect(session, outbox)
-    async with asyncio.timeout(20):
-        while not hub.ended:
-            await asyncio.sleep(0.001)
+    await eventually(lambda: hub.ended)
     hub.end(session, "again")
     assert hub.ended == [session] and hub.links == ()
 

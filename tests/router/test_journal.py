@@ -37,6 +37,7 @@ from baton.text.packed_tokens import TokenPacker
 from baton.text.sampling import BeamParams, BeamStop
 from baton.text.structured.output import StructuredKind, StructuredOutput
 from baton.versions import OWN
+from tests.fixtures.waiting import eventually
 
 ROUTER = b"r" * 16
 BLOCK_TOKENS = 4
@@ -272,9 +273,7 @@ async def test_resumed_stream_outlives_the_pending_write_of_an_earlier_stream_wh
     earlier.end()
     world.store.answering.clear()
     writing = asyncio.create_task(world.journal.write())
-    async with asyncio.timeout(10):
-        while not world.store.written:
-            await asyncio.sleep(0)
+    await eventually(lambda: world.store.written)
     resumed = world.journal.open("k", 2, request(), "tiny", 130.0, seize=True)
     world.store.answering.set()
     await writing
@@ -309,9 +308,7 @@ async def test_the_writing_task_writes_what_comes_and_ends_with_its_cancellation
     world = World()
     running = asyncio.create_task(world.journal.run())
     world.journal.open("k", 1, request(), "tiny", 130.0).placed(AttemptLocation("a:1", 1))
-    async with asyncio.timeout(10):
-        while not world.store.written:
-            await asyncio.sleep(0)
+    await eventually(lambda: world.store.written)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert running.cancelled()

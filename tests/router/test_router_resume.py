@@ -1,6 +1,5 @@
 """The whole router over gRPC with fake workers: streams that are resumed, here and from another router that is gone."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from baton.process.registry.redis_routers import RedisJournal
 from baton.process.registry.redis_server import RedisServer
 from baton.protos import baton_pb2, journal_pb2, session_pb2
 from baton.router.request.journal import journal_key
+from tests.fixtures.waiting import eventually
 from tests.router.conftest import READY_S, Stack, encode, text_of
 from tests.router.test_router_failures import idle
 from tests.router.test_router_refusals import INVALID, fields_of, refusal
@@ -70,9 +70,7 @@ async def broken(stack: Stack, settings: dict[str, Any]) -> AsyncIterator[Broken
     call, started, _ = await begun(stack)
     journal = RedisJournal(settings["redis_url"], settings["namespace"], DEAD)
     key = journal_key("", started.request_id, started.resume_token)
-    async with asyncio.timeout(READY_S):
-        while (data := await journal.read(key)) is None:
-            await asyncio.sleep(0.01)
+    data = await eventually(lambda: journal.read(key))
     call.cancel()
     await idle(stack)
     record = journal_pb2.JournalRecord.FromString(data)

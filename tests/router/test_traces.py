@@ -14,16 +14,15 @@ from baton.router.trace.spans import finish_reasons, request_spans
 from baton.router.trace.stalls import StallBound, gap_summary
 from baton.router.types.events import FirstStep, KvReceived, PrefillTimings
 from baton.router.types.request import Operation
-from tests.router.conftest import READY_S, Stack, encode
+from tests.fixtures.waiting import eventually
+from tests.router.conftest import Stack, encode
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 async def spans_of(stack: Stack, count: int = 1) -> dict[str, FinishedSpan]:
     """Spans of the newest request, by name, once it was recorded."""
-    async with asyncio.timeout(READY_S):
-        while len([s for s in stack.telemetry.spans if s.kind is SpanKind.SERVER]) < count:
-            await asyncio.sleep(0)
+    await eventually(lambda: len([s for s in stack.telemetry.spans if s.kind is SpanKind.SERVER]) >= count)
     begin = max(i for i, span in enumerate(stack.telemetry.spans) if span.kind is SpanKind.SERVER)
     return {span.name: span for span in stack.telemetry.spans[begin:]}
 

@@ -1,7 +1,6 @@
 """Two routers in this process, over the same fake workers and Redis: a stream moves from one to the other,
 for the same API key and no other."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from baton.process.registry.redis_server import RedisServer
 from baton.process.telemetry.spans import NoTelemetry
 from baton.protos import baton_pb2, baton_pb2_grpc, session_pb2
 from baton.router.request.journal import journal_key
+from tests.fixtures.waiting import eventually
 from tests.router.conftest import READY_S, ObservedRouter, Stack, encode, running_router, text_of
 from tests.router.fake_worker import Session
 from tests.router.test_router_keys import ONE, OTHER, shown
@@ -91,7 +91,5 @@ async def ready(stub: Any) -> None:
 
 async def written(settings: dict[str, Any], key: str) -> None:
     journal = RedisJournal(settings["redis_url"], settings["namespace"], bytes(16))
-    async with asyncio.timeout(READY_S):
-        while await journal.read(key) is None:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: journal.read(key))
     await journal.close()

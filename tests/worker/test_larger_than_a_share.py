@@ -9,6 +9,7 @@ from baton.client import AsyncBatonClient
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, BLOCKS, RealPair, real_pair
 from tests.fixtures.routed import WAIT_S, reporting, routed
+from tests.fixtures.waiting import eventually
 
 LARGE = random_prompt(1650, seed=4)
 SMALL_AT_ONCE = 3
@@ -47,7 +48,6 @@ async def test_neither_large_nor_small_requests_starve(checkpoint: Path) -> None
         for _ in range(3):
             before = answered
             await one.complete(LARGE, max_tokens=4, ignore_eos=True)
-            while answered == before:
-                await asyncio.sleep(0.005)
+            await eventually(lambda before=before: answered > before)
         over.set()
         await asyncio.gather(*asking)

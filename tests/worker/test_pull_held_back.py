@@ -10,6 +10,7 @@ from baton.kvtransfer.transport import BlockPair, LinkRate, Transport
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import real_pair
 from tests.fixtures.routed import WAIT_S, reporting, routed
+from tests.fixtures.waiting import eventually
 
 ANSWER_TOKENS = 5
 
@@ -42,8 +43,7 @@ async def test_the_first_token_reaches_the_client_while_the_pull_is_held_back(ch
         prompt = random_prompt(100, seed=9)
         events = client.generate(prompt, max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True)
         deltas = [event async for event in until_the_first_token(events)]
-        while not pulls.held:  # the pull is under way, or will be
-            await asyncio.sleep(0.001)
+        await eventually(lambda: pulls.held)
         assert [len(delta.token_ids) for delta in deltas] == [1]
 
         pulls.let_go.set()

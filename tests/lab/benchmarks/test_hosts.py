@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from baton.lab.harness.hosts.network import HostNetwork, HostsUnavailable
 from baton.lab.harness.hosts.reach import forwarded, socket_in
 from baton.lab.harness.hosts.shaping import HostLink, drop_program, shape_lines
 from tests.fixtures.hosts import needs_root
+from tests.fixtures.waiting import wait_until
 
 BOUND_S = 20.0
 DELAY_MS = 20.0
@@ -64,13 +65,6 @@ def heard(network: HostNetwork, address: str, within_s: float = 1.0) -> str:
             return connection.recv(64).decode()
         except TimeoutError:
             return ""
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    until_s = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 @needs_root

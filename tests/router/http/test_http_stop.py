@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.fixtures.waiting import eventually
 from tests.router.http.conftest import WAIT_S, Gateway
 from tests.router.tokenizers_for_tests import byte_level
 
@@ -109,9 +110,7 @@ async def test_reader_that_takes_nothing_is_cut_off_without_a_traceback_at_the_e
 
     gateway.process.running.stop()
 
-    async with asyncio.timeout(WAIT_S):
-        while gateway.process.dispatcher.active:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not gateway.process.dispatcher.active)
     assert [each for each in caplog.records if each.exc_info] == []
     writer.transport.abort()
     del reader

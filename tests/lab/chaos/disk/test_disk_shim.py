@@ -4,13 +4,13 @@ import errno
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from baton.lab.chaos.disk.shim import DiskShim, make_disk_shim
+from tests.fixtures.waiting import wait_until
 
 WRITES = """
 import os, sys
@@ -18,13 +18,6 @@ fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 print(os.pwritev(fd, [b"a" * 10, b"b" * 10], 0), flush=True)
 print(os.preadv(fd, [bytearray(20)], 0), flush=True)
 """
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -79,7 +72,7 @@ def test_a_write_takes_half_of_what_it_is_given(shim: DiskShim, tmp_path: Path) 
 def test_a_read_hangs_until_it_is_let_go(shim: DiskShim, tmp_path: Path) -> None:
     shim.set("read_delay_us", 3_600_000_000)
     with started(shim, tmp_path / "kv" / "file") as process:
-        until(lambda: shim.get("slow_reads") == 1, "the read has begun")
+        wait_until(lambda: shim.get("slow_reads") == 1, "a slow read")
         assert process.poll() is None
         shim.set("read_delay_us", 0)
         assert process.communicate(timeout=30)[0] == "20\n20\n"
@@ -96,6 +89,6 @@ def test_it_is_the_write_of_one_process_that_is_torn(shim: DiskShim, tmp_path: P
         assert process.stdin is not None
         process.stdin.write(b"go\n")
         process.stdin.flush()
-        until(lambda: shim.get("torn_bytes") == 10, "half of the write is done")
+        wait_until(lambda: shim.get("torn_bytes") == 10, "half of the write")
         assert process.poll() is None
         process.kill()

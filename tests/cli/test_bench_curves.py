@@ -39,14 +39,14 @@ def options(model: Path, context: int, folder: Path | None = None) -> CurvesOpti
     )  # fmt: skip
 
 
-def test_growth_leaves_out_what_is_constant() -> None:
+def test_growth_excludes_the_constant_part() -> None:
     growth = make_growth("step", "sequences", [(x, Times(5.0 + 3.0 * x, 1.0 + 2.0 * x)) for x in (1, 2, 8)])
     assert (growth.slope_ms, growth.intercept_ms, growth.limit_slope_ms) == pytest.approx((3.0, 5.0, 2.0))
     assert (growth.growth, growth.r_squared) == pytest.approx((1.5, 1.0))
     assert "1.50 times as fast" in as_lines(growth)[-1]
 
 
-def test_a_curve_over_many_sizes_is_drawn_on_logarithmic_axes() -> None:
+def test_curve_over_many_sizes_is_drawn_on_logarithmic_axes() -> None:
     wide = make_growth("t", "tokens", [(x, Times(x / 10, x / 20)) for x in (64, 512, 8192)])
     narrow = make_growth("t", "tokens", [(x, Times(x / 10, x / 20)) for x in (1, 8, 32)])
     assert "fit:" not in as_picture(wide, "m")
@@ -71,7 +71,7 @@ def test_contexts_that_the_model_has_no_positions_for_are_refused(folder: Path) 
         run_curves(options(folder, 250))
 
 
-def test_a_model_that_makes_no_answers_is_refused_by_its_kind(tmp_path: Path) -> None:
+def test_model_that_makes_no_answers_is_refused_by_its_kind(tmp_path: Path) -> None:
     folder = make_encoder(tmp_path / "tiny", "bert")
     with pytest.raises(CommandFailed, match="tiny is an encoder, which makes vectors and no answers: curves need"):
         curves_report(options(folder, 64), print)

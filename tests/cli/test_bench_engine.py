@@ -42,7 +42,7 @@ def test_json_of_the_engine_has_an_object_per_batch(folder: Path, capsys: pytest
             assert speed[name] > 0
 
 
-def test_a_step_reads_weights_once_and_kv_of_each_sequence(folder: Path) -> None:
+def test_step_reads_weights_once_and_kv_of_each_sequence(folder: Path) -> None:
     prepared = prepare_model(ModelOptions(folder, torch.device("cpu"), "float32", 32, 1 << 20, None))
     alone, together = (decode_step_bytes(prepared, batch, 100.0) for batch in (1, 5))
     assert together - alone == 400 * prepared.layout.token_bytes

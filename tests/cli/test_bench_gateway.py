@@ -13,7 +13,7 @@ async def test_every_way_is_measured() -> None:
     assert all(way.first_token_ms > 0 and way.tokens_per_chunk >= 1 for way in ways)
 
 
-def test_what_http_costs_is_told_over_grpc() -> None:
+def test_http_cost_is_reported_relative_to_grpc() -> None:
     ways = [CallWay(GRPC, 100.0, 1.0, 2.0), CallWay("chat", 130.0, 1.0, 2.5)]
 
     chat = as_json_object(ways)["ways"]["chat"]

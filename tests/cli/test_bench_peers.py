@@ -109,13 +109,13 @@ class Handle:
     """Handle of a request."""
 
 
-def test_requests_whose_tokens_have_begun_are_held_until_their_last_step() -> None:
+def test_requests_with_first_tokens_are_held_until_their_last_step() -> None:
     engine = DroppingEngine()
     stepped = Stepped(engine.add, engine.step, lambda: any(left > 0 for left in engine.left.values()), lambda _: [], id)
     assert len(stepped.run(WORK).steps_s) == WORK.new_tokens
 
 
-def test_answers_that_end_early_are_no_measurement() -> None:
+def test_answers_that_end_early_are_rejected_as_measurement() -> None:
     engine = DroppingEngine()
     stepped = Stepped(
         lambda work, new_tokens: engine.add(work, 1),
@@ -172,17 +172,17 @@ def test_ratios_are_of_the_same_round() -> None:
 @pytest.mark.parametrize(
     ("interval", "said"), [((1.1, 1.2), "ahead"), ((0.98, 1.02), "par"), ((0.8, 0.9), "behind"), ((0.9, 1.1), "open")]
 )
-def test_a_verdict_takes_the_whole_interval(interval: tuple[float, float], said: str) -> None:
+def test_verdict_takes_the_whole_interval(interval: tuple[float, float], said: str) -> None:
     assert verdict(MeanEstimate(1.0, *interval), rounds=7) == said
     assert verdict(MeanEstimate(1.0, *interval), rounds=2) == "open"
 
 
-def test_a_picture_has_a_bar_for_each_peer_and_none_for_baton() -> None:
+def test_picture_has_a_bar_for_each_peer_and_none_for_baton() -> None:
     rounds = {(OURS, BF16, 1): [measured(1.0, 0.01)], ("theirs", BF16, 1): [measured(2.0, 0.03)]}
     assert as_picture(make_rows(rounds, 10), "t").count("<rect") == 2
 
 
-def test_a_peer_answers_and_sleeps_in_between(tmp_path: Path) -> None:
+def test_peer_answers_and_sleeps_in_between(tmp_path: Path) -> None:
     process = start(tmp_path, FAKE.replace("SECONDS", "0.5"))
     try:
         assert process.measure(WORK) == MeasuredRound(0.5, 0.25, (7, 7))
@@ -195,7 +195,7 @@ def test_a_peer_answers_and_sleeps_in_between(tmp_path: Path) -> None:
         process.close()
 
 
-def test_a_peer_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_exited_peer_is_reported_with_its_last_output(tmp_path: Path) -> None:
     process = start(tmp_path, FAKE)
     try:
         with pytest.raises(PeerEngineFailed, match=r"ended.*out of luck"):
@@ -204,7 +204,7 @@ def test_a_peer_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
         process.close()
 
 
-def test_a_peer_that_is_silent_is_given_up(tmp_path: Path) -> None:
+def test_silent_peer_times_out(tmp_path: Path) -> None:
     process = start(tmp_path, "import time; print('{\"version\": 1}', flush=True); time.sleep(60)")
     try:
         with pytest.raises(PeerEngineFailed, match="no answer within 0 s"):
@@ -213,7 +213,7 @@ def test_a_peer_that_is_silent_is_given_up(tmp_path: Path) -> None:
         process.close()
 
 
-def test_a_peer_that_is_not_installed_is_absent(tmp_path: Path) -> None:
+def test_missing_peer_is_reported_as_absent(tmp_path: Path) -> None:
     peer = PeerEngine("x", "run_x", "x", SourceForm.CHECKPOINT, (BF16,))
     assert find_python(peer, tmp_path, "ours") is None
     assert find_python(PeerEngine(OURS, "run", None, SourceForm.CHECKPOINT, (BF16,)), tmp_path, "ours") == "ours"
@@ -262,7 +262,7 @@ def two_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("two_engines")
-def test_a_contest_is_told_as_json_and_drawn(
+def test_contest_is_written_as_json_and_picture(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "p.svg"
@@ -289,7 +289,7 @@ def test_baton_itself_may_not_fail(checkpoint: Path) -> None:
         run_peers_bench(options(checkpoint, "3"))
 
 
-def test_a_conversion_that_fails_is_told(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_conversion_is_reported(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peer = PeerEngine("x", "run_x", "x", SourceForm.GGUF, (BF16,))
     failing = [sys.executable, "-c", "import sys; sys.exit('no such family')"]
     monkeypatch.setattr(peers_start, "conversion_command", lambda *_: failing)

@@ -33,13 +33,13 @@ def texts(picture: str) -> list[str | None]:
     return [element.text for element in ElementTree.fromstring(picture).iter(f"{SVG}text")]
 
 
-def test_a_bar_chart_says_title_unit_groups_and_series() -> None:
+def test_bar_chart_says_title_unit_groups_and_series() -> None:
     assert {"Decode step", "milliseconds", "batch 1", "batch 16", "ours & theirs", "<other>"} <= set(
         texts(draw_bars(BARS))
     )
 
 
-def test_bars_are_as_high_as_their_values_and_absent_where_there_is_none() -> None:
+def test_bars_have_the_height_of_their_values_and_gaps_for_missing_ones() -> None:
     root = ElementTree.fromstring(draw_bars(BARS))
     heights = [float(element.attrib["height"]) for element in root.iter(f"{SVG}rect")]
     assert len(heights) == 3

@@ -78,31 +78,31 @@ def conversations(path: Path) -> Path:
     return path
 
 
-def test_prompts_wait_for_each_other_and_find_what_was_computed_before() -> None:
+def test_prompts_queue_and_hit_what_earlier_ones_computed() -> None:
     run = simulated([arrival(0, 1, 2, 3), arrival(1, 1, 2, 4)], 0)
     first, second = run.prompts
     assert (first.hit_blocks, first.first_token_s) == (0, 3.0)
     assert (second.hit_blocks, second.started_s, second.first_token_s) == (2, 3.0, 4.0)
 
 
-def test_what_another_worker_is_still_computing_is_no_hit() -> None:
+def test_blocks_still_computed_by_another_worker_are_no_hit() -> None:
     run = simulated([arrival(0, 1, 2, 3), arrival(1, 1, 2, 3)], 0, 1)
     assert [prompt.hit_blocks for prompt in run.prompts] == [0, 0]
 
 
-def test_a_prompt_that_is_all_cached_still_computes_its_last_token() -> None:
+def test_fully_cached_prompt_still_computes_its_last_token() -> None:
     run = simulated([arrival(0, 1), arrival(9, 1)], 0)
     assert run.prompts[1].computed_tokens == 1
 
 
-def test_the_ends_of_old_prompts_are_evicted_first() -> None:
+def test_ends_of_old_prompts_are_evicted_first() -> None:
     cache = BlockCache(4)
     cache.insert(block_ids([1, 2, 3]))
     assert cache.insert(block_ids([7, 8])) == Changes(list(block_ids([7, 8])), list(block_ids([3])))
     assert cache.hit_blocks(block_ids([1, 2, 3])) == 2
 
 
-def test_a_prompt_larger_than_the_cache_leaves_its_beginning_there() -> None:
+def test_prompt_larger_than_the_cache_leaves_its_beginning_there() -> None:
     cache = BlockCache(3)
     changes = cache.insert(block_ids(range(10)))
     assert cache.hit_blocks(block_ids(range(10))) == 3
@@ -164,7 +164,7 @@ def test_cache_aware_finds_nearly_all_that_can_be_found_and_keeps_balance(tmp_pa
     assert list(json.loads(single.stdout)["rounds"][0]) == ["least_tokens"]
 
 
-def test_a_policy_or_a_trace_that_there_is_not_is_refused(tmp_path: Path) -> None:
+def test_unknown_policy_or_trace_is_rejected(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["bench", "route", "--policy", "best"]).exit_code == 2
     assert CliRunner().invoke(app, ["bench", "route", "--shape", "round"]).exit_code == 2
     for text in ("", "nonsense\n", '{"timestamp": 1}\n'):
@@ -191,7 +191,7 @@ def test_figures_become_a_table_and_pictures(tmp_path: Path) -> None:
     assert all(picture.startswith("<svg") for picture in pictures(figures, "made up").values())
 
 
-def test_the_cost_of_a_decision_is_told_by_its_parts() -> None:
+def test_decision_cost_is_reported_by_part() -> None:
     costs = [measure(workers, 8192, decisions=20) for workers in (8, 100)]
     assert costs[0].candidates == 16
     assert costs[1].candidates < 100  # not all 200
@@ -209,7 +209,7 @@ def with_files(arrivals: list[TraceArrival], *workers: int, files: FileOptions, 
     return PlacementSimulation(SimulatedWorkers.of(4, blocks, SPEEDS, files), ToWorker(*workers)).run(arrivals)
 
 
-def test_what_left_the_cache_or_was_computed_by_a_neighbour_is_loaded_and_the_rest_computed() -> None:
+def test_evicted_and_neighbours_blocks_are_loaded_and_the_rest_computed() -> None:
     prompts = [arrival(0, 1, 2, 3), arrival(4, 7, 8, 9), arrival(8, 1, 2, 3, 4), arrival(16, 1, 2, 3, 5)]
     run = with_files(prompts, 0, 0, 0, 1, files=FILES, blocks=4)
     assert [(each.hit_blocks, each.loaded_blocks) for each in run.prompts] == [(0, 0), (0, 0), (1, 2), (0, 3)]
@@ -234,7 +234,7 @@ def test_full_files_lose_their_oldest_blocks_many_at_a_time() -> None:
     assert [number for number in range(1, 129) if block_ids([number])[0] not in directory] == [1, 2]
 
 
-def test_a_placement_that_knows_of_files_finds_more_with_a_small_cache(tmp_path: Path) -> None:
+def test_placement_that_knows_of_files_finds_more_with_a_small_cache(tmp_path: Path) -> None:
     trace = str(conversations(tmp_path / "trace.jsonl"))
     flags = ["bench", "route", "--trace", trace, "--workers", "4", "--blocks-per-worker", "20", "--json"]
     flags += ["--prefill-tokens-per-s", "2000", "--file-blocks", "6400", "--workers-per-directory", "2"]

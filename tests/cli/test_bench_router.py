@@ -20,13 +20,13 @@ from baton.lab.harness.processes import tiny_model
 INTERVAL_MS, STREAMS, SECONDS, TOKENS = 10.0, 4, 0.2, 10
 
 
-def test_a_decision_is_measured_with_hashing_apart() -> None:
+def test_decision_is_measured_with_hashing_apart() -> None:
     figures = measure_decision(workers=4, prompt_tokens=256, rounds=5)
     assert 0 < figures.decision_p50_us <= figures.decision_p99_us
     assert figures.hashing_p50_us > 0 and figures.charge_p50_us > 0
 
 
-async def test_streams_and_delays_are_measured_beside_those_of_a_bare_server() -> None:
+async def test_streams_and_delays_are_measured_relative_to_a_bare_server() -> None:
     window = Window(STREAMS, INTERVAL_MS / 1e3, SECONDS)
     with tiny_model() as folder:
         async with serving(folder, INTERVAL_MS) as stack, floor_server(folder, INTERVAL_MS) as floor:

@@ -75,7 +75,7 @@ async def test_failed_requests_are_counted_and_their_errors_shown() -> None:
     assert "503" in as_table(metrics)
 
 
-async def test_a_server_that_is_not_there_ends_the_command() -> None:
+async def test_missing_server_ends_the_command() -> None:
     with pytest.raises(CommandFailed, match="does not answer"):
         await measure_all(ServeBenchOptions(target=["http://127.0.0.1:1/v1"], model=["m"], concurrency=1))
 
@@ -87,12 +87,12 @@ def test_flags_that_contradict_each_other_are_refused(flags: list[str]) -> None:
     assert CliRunner().invoke(app, ["bench", "serve", *flags]).exit_code == 2
 
 
-def test_what_is_no_target_is_refused() -> None:
+def test_invalid_target_is_rejected() -> None:
     result = CliRunner().invoke(app, ["bench", "serve", "--rate", "1", "--target", "localhost:1"])
     assert isinstance(result.exception, CommandFailed)
 
 
-async def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--rate", "inf", "--requests", "2", "--input-len", "4", "--output-len", "2", "--json"]
     async with fake_openai() as fake:
         command = ["bench", "serve", "--target", fake.url, *flags, "--goodput", "ttft:1e6", "tpot:1e6"]

@@ -12,7 +12,7 @@ def outcome(sent_s: float, pieces_s: list[float], output_tokens: int, error: str
     return LoadOutcome(10, output_tokens, sent_s, 0.0, tuple(pieces_s), error)
 
 
-def test_the_last_arrival_is_at_requests_over_rate() -> None:
+def test_last_arrival_is_at_requests_over_rate() -> None:
     arrivals = poisson_arrivals_s(50, rate=10.0, burstiness=1.0, seed=3)
     assert arrivals == sorted(arrivals)
     assert arrivals[-1] == pytest.approx(5.0)
@@ -24,7 +24,7 @@ def test_variation_of_gaps_is_that_of_a_gamma_distribution(burstiness: float, va
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05)
 
 
-def test_at_an_infinite_rate_all_arrive_at_once() -> None:
+def test_infinite_rate_sends_all_requests_together() -> None:
     assert poisson_arrivals_s(3, math.inf, 1.0, 0) == [0.0, 0.0, 0.0]
 
 

@@ -16,7 +16,7 @@ def test_percentiles_are_numpys() -> None:
         assert percentile(values, percent) == pytest.approx(float(numpy.percentile(values, percent)))
 
 
-def test_the_worst_tenth_is_the_largest_and_never_empty() -> None:
+def test_worst_tenth_is_the_largest_and_never_empty() -> None:
     assert mean_of_worst([float(value) for value in range(20)]) == 18.5
     assert mean_of_worst([3.0, 7.0]) == 7.0
 
@@ -27,7 +27,7 @@ def test_ratios_that_cancel_have_mean_one() -> None:
         mean_ratio([1.0, 0.0])
 
 
-def test_the_interval_holds_the_mean_narrows_with_rounds_and_repeats() -> None:
+def test_interval_holds_the_mean_narrows_with_rounds_and_repeats() -> None:
     draw = random.Random(2)
     ratios = [math.exp(draw.gauss(0.2, 0.1)) for _ in range(64)]
     few, many = mean_ratio(ratios[:8]), mean_ratio(ratios)
@@ -38,7 +38,7 @@ def test_the_interval_holds_the_mean_narrows_with_rounds_and_repeats() -> None:
     assert many.low == pytest.approx(many.middle * math.exp(-1.96 * 0.1 / 8), rel=0.03)
 
 
-def test_a_line_is_fitted_and_told_from_noise() -> None:
+def test_fitted_line_is_distinguished_from_noise() -> None:
     line = fit_line([1.0, 2.0, 4.0], [5.0, 7.0, 11.0])
     assert (line.slope, line.intercept, line.r_squared) == pytest.approx((2.0, 3.0, 1.0))
     assert line.at(10.0) == pytest.approx(23.0)

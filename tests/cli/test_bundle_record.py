@@ -42,7 +42,7 @@ def test_record_numbers_blocks_by_first_appearance_over_all_routers() -> None:
     assert f"{0xAB:016x}" not in json.dumps([one, two])
 
 
-def test_record_has_a_worker_once_and_prefers_one_that_answered() -> None:
+def test_record_has_each_worker_once_and_prefers_one_that_answered() -> None:
     found = processes([router(), worker(failure="UNAVAILABLE")], [router(), worker(2)])
     assert [each["name"] for each in found] == ["router", "decode-0", "router"]
     assert len(found[1]["steps"]) == 2

@@ -41,7 +41,7 @@ def test_only_gaps_that_end_while_it_counts_are_counted() -> None:
     assert counted.answer_goodput_per_s == pytest.approx(1.0)  # of gaps of 500, 10 and 40 ms
 
 
-def test_a_phase_in_which_no_answer_went_on_asks_for_more_time() -> None:
+def test_phase_in_which_no_answer_went_on_asks_for_more_time() -> None:
     log = PhaseLog(began=10.0, ended=15.0, answers=[StreamLog(9.0, [9.5])])
     with pytest.raises(CommandFailed, match=r"no long answer .* in 5\.0 s: increase --seconds"):
         figures_of(log, OBJECTIVES)
@@ -57,7 +57,7 @@ def test_prompts_count_by_their_first_token_and_unanswered_ones_do_not() -> None
     assert counted.prompt_ttft.max == pytest.approx(1000.0)
 
 
-def test_the_time_of_the_engine_is_shared_out_over_the_steps_that_count() -> None:
+def test_time_of_the_engine_is_shared_out_over_the_steps_that_count() -> None:
     steps = [Step(9.0, 9.9, 4), Step(9.9, 10.2, 4), Step(10.3, 10.5, 4)]
     log = PhaseLog(10.0, 11.0, [StreamLog(9.0, [9.5, 10.0])])
     counted = figures_of(log, OBJECTIVES, steps, EngineTime(on_core=0.4, waiting=0.02))
@@ -75,7 +75,7 @@ def test_medians_leave_out_rounds_without_the_figure() -> None:
     assert middle.prompt_ttft is None
 
 
-def test_a_round_is_held_against_the_quiet_phase_of_the_same_round() -> None:
+def test_round_is_held_against_the_quiet_phase_of_the_same_round() -> None:
     quiet = [figures(10.0), figures(20.0), figures(40.0)]
     saturated = [figures(11.0), figures(22.0), figures(80.0)]
     verdict = judge({LoadPhase.QUIET: quiet, LoadPhase.SATURATED: saturated})
@@ -85,7 +85,7 @@ def test_a_round_is_held_against_the_quiet_phase_of_the_same_round() -> None:
 
 
 @pytest.mark.parametrize(("floor_p99", "holds"), [(11.0, False), (12.0, True)])
-def test_what_memory_alone_costs_may_be_exceeded_by_little(floor_p99: float, holds: bool) -> None:
+def test_memory_floor_may_be_exceeded_by_little(floor_p99: float, holds: bool) -> None:
     phases = {
         LoadPhase.QUIET: [figures(10.0)],
         LoadPhase.SATURATED: [figures(12.4)],
@@ -96,7 +96,7 @@ def test_what_memory_alone_costs_may_be_exceeded_by_little(floor_p99: float, hol
     assert verdict.holds is holds
 
 
-def test_answers_that_slow_down_fail_whatever_their_gaps_are() -> None:
+def test_slower_answers_fail_whatever_their_gaps() -> None:
     verdict = judge({LoadPhase.QUIET: [figures(10.0)], LoadPhase.SATURATED: [figures(10.0, tokens_per_s=94.0)]})
     assert verdict is not None
     assert not verdict.holds
@@ -108,7 +108,7 @@ def test_rounds_take_turns_in_which_phase_comes_first() -> None:
     assert all(set(each) == set(LoadPhase) for each in phases)
 
 
-def test_the_report_has_a_row_per_phase_a_verdict_and_a_bar() -> None:
+def test_report_has_a_row_per_phase_a_verdict_and_a_bar() -> None:
     rounds = {
         "1p1d": {LoadPhase.QUIET: [figures(10.0, step_p99=9.0)], LoadPhase.SATURATED: [figures(11.0, step_p99=9.9)]},
         "vllm": {LoadPhase.QUIET: [figures(26.0)], LoadPhase.SATURATED: [figures(433.0)]},

@@ -10,7 +10,7 @@ from baton.process.private_files import older
 RECORD = RunRecord(7, ("h:1",), ("h:2", "h:3"), "/logs", "/traces", {"router": {"--port": "1"}}, {"A": "b"})
 
 
-def test_log_file_full_becomes_the_older_one(tmp_path: Path) -> None:
+def test_full_log_file_is_rotated(tmp_path: Path) -> None:
     reports: list[str] = []
     path = tmp_path / "router.log"
     log = LogFile(path, reports.append, max_bytes=20)

@@ -41,7 +41,7 @@ def test_find_model_incomplete_folder_names_missing_file(tmp_path: Path, missing
         (["config.json", "tokenizer.json", "pytorch_model.bin"], ".", r"pytorch_model\.bin: a file of pickled weights"),
     ],
 )
-def test_find_model_of_other_weights_says_what_they_are_and_what_to_give(
+def test_find_model_of_unsupported_weights_names_them_and_the_remedy(
     tmp_path: Path, files: list[str], given: str, message: str
 ) -> None:
     folder = tmp_path / "given"
@@ -101,7 +101,7 @@ def test_plan_and_up_without_network_fail_with_the_same_error(tmp_path: Path, mo
         ("notes.md", r"is not a checkpoint: it has no config\.json"),
     ],
 )
-def test_folder_without_config_is_refused_alike_by_plan_up_and_offline(file: str, message: str, tmp_path: Path) -> None:
+def test_folder_without_config_is_rejected_by_plan_up_and_offline(file: str, message: str, tmp_path: Path) -> None:
     from baton.cli.plan import config_folder
     from baton.engine import LLM
 

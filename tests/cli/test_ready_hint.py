@@ -62,7 +62,7 @@ def test_ready_lines_of_several_routers_list_own_ports_of_each() -> None:
     assert "  metrics   127.0.0.1:8001, 127.0.0.1:8002" in lines
 
 
-def test_script_command_of_a_clone_is_as_short_as_it_can_be(tmp_path: Path) -> None:
+def test_script_command_of_a_clone_is_shortest(tmp_path: Path) -> None:
     for clone in (tmp_path, tmp_path / "a b"):
         clone.mkdir(exist_ok=True)
         (clone / "pyproject.toml").touch()

@@ -31,7 +31,9 @@ from baton.router.trace.latency import RecentLatency, WorkerTokenTimes
         ),
     ],
 )
-async def test_ready_router_names_what_it_lacks(connected: tuple[WorkerRole, ...], registry: bool, detail: str) -> None:
+async def test_ready_router_names_missing_workers(
+    connected: tuple[WorkerRole, ...], registry: bool, detail: str
+) -> None:
     workers = tuple(Worker(f"{role}:1", role, connected=role in connected) for role in WorkerRole)
     servicer: Any = AdminServicer(
         SimpleNamespace(  # type: ignore[arg-type]

@@ -264,7 +264,7 @@ def test_status_cache_line_shows_prediction_rate() -> None:
     )
 
 
-def test_status_headline_names_what_is_missing() -> None:
+def test_status_headline_names_missing_parts() -> None:
     rest = " · tiny · 2 requests running, 1 pending"
     missing = "no decode worker is connected"
     assert headline(status()) == "ready" + rest

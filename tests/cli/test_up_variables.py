@@ -103,7 +103,7 @@ def test_up_variable_that_agrees_is_accepted() -> None:
     assert plan_processes(layout(prefill=0), {"BATON_CORES": "0,1", "BATON_NICE": ""}, OWN_OPTIONS)
 
 
-def test_up_variables_of_processes_reach_them() -> None:
+def test_up_variables_reach_their_processes() -> None:
     given = {"BATON_LOCAL_PREFILL_TOKENS": "0", "BATON_STEP_FILE": "steps", "BATON_TBT_SLO_MS": "70", "HOME": "/"}
     for spec in plan_processes(layout(), given, OWN_OPTIONS):
         kept = {name: value for name, value in spec.environment.items() if name in given}

@@ -125,7 +125,7 @@ def test_why_drafts_that_cost_time_say_so(given: RequestDrafts, said: str) -> No
     assert drafts(given) == f"{said} than without drafts."
 
 
-def test_why_says_where_the_prompt_changed_and_what_was_ignored() -> None:
+def test_why_shows_prompt_change_and_ignored_fields() -> None:
     found = replace(FOUND, prompt_change=PromptChange(12, "2. Be brief"), not_acted_upon=("store", "tools[4] (x)"))
 
     assert changed(FOUND) == ignored(FOUND) == ()

@@ -30,6 +30,6 @@ def test_admin_client_shows_a_token_to_no_other_port_or_machine(target: str) -> 
     assert AdminSecurity(target=target).metadata() == ()
 
 
-def test_admin_key_that_is_given_is_shown_instead() -> None:
+def test_given_admin_key_is_shown_instead() -> None:
     admin_token_file(50052).write_text("token\n")
     assert AdminSecurity("baton-key", target="127.0.0.1:50052").metadata() == (("authorization", "Bearer baton-key"),)

@@ -49,7 +49,7 @@ ANSWERS = st.builds(
 
 
 @given(events=ANSWERS)
-def test_an_answer_in_any_interleaving_is_accepted_and_put_together(events: list[Event]) -> None:
+def test_answer_in_any_interleaving_is_accepted_and_put_together(events: list[Event]) -> None:
     check(events, choices=sum(isinstance(event, Finished) for event in events))
     for choice in completion_from(events).choices:
         assert choice.token_ids == tuple(range(len(choice.token_ids)))
@@ -72,7 +72,7 @@ def test_tokens_that_are_missing_are_noticed() -> None:
         check([STARTED, Delta(0, 0, (5,), "a"), Delta(0, 2, (6,), "b"), finished(0)])
 
 
-def test_text_may_come_without_tokens() -> None:
+def test_text_delta_without_tokens_is_accepted() -> None:
     check([STARTED, Delta(0, 0, (5,), ""), Delta(0, 1, (), "held back"), finished(0)])
 
 
@@ -100,13 +100,13 @@ def test_events_out_of_order_are_a_protocol_error(events: list[Event]) -> None:
         check(events)
 
 
-def test_usage_comes_once_and_last() -> None:
+def test_usage_is_sent_once_and_last() -> None:
     with pytest.raises(ProtocolError, match="usage"):
         check([STARTED, finished(0, last=True), finished(1, last=True)], choices=2)
 
 
 @pytest.mark.parametrize("events", [[], [STARTED], [STARTED, finished(0, last=False)], [finished(0)]])
-def test_half_an_answer_is_no_completion(events: list[Event]) -> None:
+def test_incomplete_answer_is_no_completion(events: list[Event]) -> None:
     with pytest.raises(ProtocolError):
         completion_from(events)
 
@@ -117,7 +117,7 @@ def test_logprobs_are_collected_with_their_tokens() -> None:
     assert completion_from([STARTED, *deltas, finished(0)]).choices[0].logprobs == tuple(told)
 
 
-def test_logprobs_of_some_tokens_only_are_no_whole_answer() -> None:
+def test_partial_logprobs_are_a_protocol_error() -> None:
     deltas = [Delta(0, 0, (0,), "a", (TokenLogprob(0, -0.5, ()),)), Delta(0, 1, (1,), "b")]
     with pytest.raises(ProtocolError, match="log-probabilities are missing"):
         completion_from([STARTED, *deltas, finished(0)])
@@ -126,7 +126,7 @@ def test_logprobs_of_some_tokens_only_are_no_whole_answer() -> None:
 SCORES = (TokenLogprob(6, -0.5, ()), TokenLogprob(7, -1.5, ()))
 
 
-def test_parts_become_the_prompt_and_begin_every_text() -> None:
+def test_prompt_parts_become_the_prompt_and_prefix_of_every_text() -> None:
     parts = [PromptPart(0, (5,), "say"), PromptPart(1, (6, 7), "", SCORES)]
     events: list[Event] = [STARTED, *parts, Delta(0, 0, (8,), " hi"), finished(0)]
     check(events)
@@ -136,12 +136,12 @@ def test_parts_become_the_prompt_and_begin_every_text() -> None:
     assert answer.text == "say hi"
 
 
-def test_an_answer_without_parts_has_no_prompt() -> None:
+def test_answer_without_parts_has_no_prompt() -> None:
     answer = completion_from([STARTED, Delta(0, 0, (8,), "hi"), finished(0)])
     assert (answer.prompt, answer.text) == (None, "hi")
 
 
-def test_scores_of_some_tokens_only_are_no_whole_prompt() -> None:
+def test_partial_prompt_logprobs_are_a_protocol_error() -> None:
     parts = [PromptPart(0, (5,), ""), PromptPart(1, (6, 7), "", SCORES), PromptPart(3, (9,), "")]
     with pytest.raises(ProtocolError, match="log-probabilities are missing"):
         completion_from([STARTED, *parts, finished(0)])

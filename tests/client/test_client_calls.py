@@ -74,7 +74,7 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
         client.close()
 
 
-def test_events_come_typed_and_in_order(baton: FakeBaton, connect: Any) -> None:
+def test_events_are_typed_and_in_order(baton: FakeBaton, connect: Any) -> None:
     started, first, second, finished = connect(baton.target).generate("hi", max_tokens=3)
     assert started == Started("r-1", "tiny", 3, 2**63 + 1)
     assert (first, second) == (Delta(0, 0, (5,), "he"), Delta(0, 1, (6, 7), "llo"))
@@ -97,7 +97,7 @@ def test_chat_sends_the_conversation(baton: FakeBaton, connect: Any) -> None:
     assert baton.requests[0] == baton.requests[1]
 
 
-def test_the_small_calls(baton: FakeBaton, connect: Any) -> None:
+def test_small_calls(baton: FakeBaton, connect: Any) -> None:
     client = connect(baton.target)
     assert client.embed(["ab", [5, 6, 7]], dimensions=2, model="m").vectors == ((2.0, 2.0), (3.0, 3.0))
     named = client.embed("ab", prompt_name="query")
@@ -115,7 +115,7 @@ def test_the_small_calls(baton: FakeBaton, connect: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [AdminClient, lambda target: Blocking(AsyncAdminClient(target))])
-def test_the_operator_sees_the_status(baton: FakeBaton, kind: Any) -> None:
+def test_operator_sees_the_status(baton: FakeBaton, kind: Any) -> None:
     admin = kind(baton.target)
     try:
         assert (admin.status().ready, admin.status().active_requests) == (True, 2)
@@ -123,14 +123,14 @@ def test_the_operator_sees_the_status(baton: FakeBaton, kind: Any) -> None:
         admin.close()
 
 
-def test_the_trace_context_travels(baton: FakeBaton, connect: Any) -> None:
+def test_trace_context_travels(baton: FakeBaton, connect: Any) -> None:
     traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
     connect(baton.target).complete("hi", traceparent=traceparent)
     assert baton.metadata[0]["traceparent"] == traceparent
 
 
 @pytest.mark.parametrize("call", ["complete", "tokenize"])
-def test_a_server_that_is_away_for_a_moment_is_tried_again(
+def test_briefly_unavailable_server_is_retried(
     baton: FakeBaton, connect: Any, aborting: Any, hello: Answer, call: str
 ) -> None:
     away = aborting(grpc.StatusCode.UNAVAILABLE, "not ready")
@@ -147,7 +147,7 @@ def test_trying_again_ends(baton: FakeBaton, connect: Any, aborting: Any, call: 
     assert len(baton.requests) == 3
 
 
-def test_a_busy_server_is_tried_again_when_it_says_when(
+def test_busy_server_is_tried_again_when_it_says_when(
     baton: FakeBaton, connect: Any, aborting: Any, hello: Answer
 ) -> None:
     retry = error_details_pb2.RetryInfo(retry_delay=Duration(nanos=150_000_000))
@@ -167,9 +167,7 @@ def test_bad_input_is_not_tried_again_and_names_the_field(baton: FakeBaton, conn
     assert len(baton.requests) == 1
 
 
-def test_an_answer_that_has_begun_is_never_repeated(
-    baton: FakeBaton, connect: Any, events: Events, aborting: Any
-) -> None:
+def test_started_answer_is_never_repeated(baton: FakeBaton, connect: Any, events: Events, aborting: Any) -> None:
     lost = aborting(grpc.StatusCode.UNAVAILABLE, "worker lost")
 
     def breaks_off(request: Any, context: grpc.ServicerContext) -> Any:
@@ -182,7 +180,7 @@ def test_an_answer_that_has_begun_is_never_repeated(
     assert len(baton.requests) == 1
 
 
-def test_a_gap_in_the_answer_is_an_error_and_ends_the_call(baton: FakeBaton, connect: Any, events: Events) -> None:
+def test_gap_in_the_answer_is_an_error_and_ends_the_call(baton: FakeBaton, connect: Any, events: Events) -> None:
     def skips(request: Any, context: grpc.ServicerContext) -> Any:
         yield events.started()
         yield events.delta(1, [6], "llo")
@@ -194,13 +192,13 @@ def test_a_gap_in_the_answer_is_an_error_and_ends_the_call(baton: FakeBaton, con
     assert baton.ended.wait(timeout=20)
 
 
-def test_an_answer_that_stops_short_is_an_error(baton: FakeBaton, connect: Any, events: Events) -> None:
+def test_answer_that_stops_short_is_an_error(baton: FakeBaton, connect: Any, events: Events) -> None:
     baton.answers = [lambda request, context: iter([events.started(), events.delta(0, [5], "he")])]
     with pytest.raises(ProtocolError, match="0 of 1"):
         list(connect(baton.target).generate("hi"))
 
 
-def test_the_clients_deadline_ends_a_call_and_reaches_the_server(baton: FakeBaton, connect: Any) -> None:
+def test_clients_deadline_ends_a_call_and_reaches_the_server(baton: FakeBaton, connect: Any) -> None:
     def silent(request: Any, context: grpc.ServicerContext) -> Any:
         assert context.time_remaining() < 2.0
         baton.ended.wait(timeout=20)
@@ -222,7 +220,7 @@ def test_retries_end_with_the_deadline(baton: FakeBaton, connect: Any, aborting:
     assert time.monotonic() - began < 10.0
 
 
-def test_a_call_that_the_server_cancels_says_so(baton: FakeBaton, connect: Any, aborting: Any) -> None:
+def test_call_that_the_server_cancels_says_so(baton: FakeBaton, connect: Any, aborting: Any) -> None:
     baton.answers = [aborting(grpc.StatusCode.CANCELLED, "shutting down")]
     client = connect(baton.target)
     for call in (client.complete, client.tokenize):
@@ -230,6 +228,6 @@ def test_a_call_that_the_server_cancels_says_so(baton: FakeBaton, connect: Any, 
             call("hi")
 
 
-def test_no_server_at_all_is_unavailable(connect: Any) -> None:
+def test_missing_server_is_unavailable(connect: Any) -> None:
     with pytest.raises(Unavailable):
         connect("127.0.0.1:1").complete("hi")

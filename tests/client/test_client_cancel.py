@@ -50,7 +50,7 @@ def test_closing_the_client_ends_its_readers(endless: FakeBaton) -> None:
     closing.join()
 
 
-def test_ctrl_c_that_leaves_a_lock_taken_does_not_hang_the_next_call(
+def test_ctrl_c_with_a_held_lock_does_not_hang_the_next_call(
     endless: FakeBaton, hello: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python may raise KeyboardInterrupt when `Condition.__enter__` has taken the lock and `with` has not begun."""
@@ -99,7 +99,7 @@ async def test_cancelling_the_reading_task_cancels(endless: FakeBaton) -> None:
         assert await ended(endless)
 
 
-async def test_a_timeout_around_the_reader_stays_a_timeout(endless: FakeBaton) -> None:
+async def test_timeout_around_the_reader_stays_a_timeout(endless: FakeBaton) -> None:
     async with AsyncBatonClient(endless.target) as client:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(10) as bound:

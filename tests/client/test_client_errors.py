@@ -51,13 +51,13 @@ def test_each_status_has_its_error(code: grpc.StatusCode, kind: type[BatonClient
         assert error.code is code
 
 
-def test_a_call_that_a_stopping_server_lets_go_can_be_made_elsewhere() -> None:
+def test_call_that_a_stopping_server_lets_go_can_be_made_elsewhere() -> None:
     error = error_from_status(grpc.StatusCode.CANCELLED, "CANCELLED", [])
     assert isinstance(error, Unavailable)
     assert error.retry_after_s is None
 
 
-def test_an_invalid_request_names_field_and_reason() -> None:
+def test_invalid_request_names_field_and_reason() -> None:
     violation = error_details_pb2.BadRequest.FieldViolation(field="text", description="too long")
     info = error_details_pb2.ErrorInfo(reason="PROMPT_TOO_LONG", metadata={"limit": "64", "got": "65"})
     details = trailing(error_details_pb2.BadRequest(field_violations=[violation]), info)
@@ -67,21 +67,21 @@ def test_an_invalid_request_names_field_and_reason() -> None:
     assert error.details.metadata == {"limit": "64", "got": "65"}
 
 
-def test_a_missing_model_is_named() -> None:
+def test_missing_model_is_named() -> None:
     details = trailing(error_details_pb2.ResourceInfo(resource_type="model", resource_name="big"))
     error = error_from_status(grpc.StatusCode.NOT_FOUND, "no", details)
     assert isinstance(error, ModelNotFound)
     assert error.name == "big"
 
 
-def test_busy_says_when_to_come_back() -> None:
+def test_busy_has_retry_after() -> None:
     details = trailing(error_details_pb2.RetryInfo(retry_delay=Duration(seconds=1, nanos=250_000_000)))
     error = error_from_status(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", details)
     assert isinstance(error, Busy)
     assert error.retry_after_s == 1.25
 
 
-def test_a_server_error_carries_its_request_id() -> None:
+def test_server_error_carries_its_request_id() -> None:
     info = error_details_pb2.ErrorInfo(reason="NONFINITE_LOGITS")
     details = trailing(info, error_details_pb2.RequestInfo(request_id="r-7"))
     error = error_from_status(grpc.StatusCode.INTERNAL, "bug", details)
@@ -97,7 +97,7 @@ def test_details_that_do_not_parse_leave_the_code_standing(broken: bytes) -> Non
     assert error.field is None
 
 
-def test_a_broken_detail_leaves_the_others_standing() -> None:
+def test_broken_detail_leaves_the_others_standing() -> None:
     status = status_pb2.Status()
     status.details.add(type_url="type.googleapis.com/google.rpc.BadRequest", value=b"\xff\xff")
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason="PROMPT_TOO_LONG"))

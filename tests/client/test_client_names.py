@@ -104,7 +104,7 @@ class Left:
         return sum(now) - sum(self._seen[0]) >= CALLS
 
 
-def test_calls_go_to_every_router_of_a_name_and_to_none_that_drains(target: str, routers: list[Router]) -> None:
+def test_calls_go_to_every_router_of_a_name_but_draining_ones(target: str, routers: list[Router]) -> None:
     """One that drains would refuse them, on a connection that stays until its last stream has ended."""
     with BatonClient(target, retry=ONCE, timeout_s=WAIT_S) as baton:
         call_until(lambda: all(calls(routers)), baton)  # the first call goes as soon as one is connected
@@ -115,7 +115,7 @@ def test_calls_go_to_every_router_of_a_name_and_to_none_that_drains(target: str,
         assert calls(routers)[0] == settled[0]
 
 
-async def test_an_async_client_takes_names_as_well(target: str, routers: list[Router]) -> None:
+async def test_async_client_takes_names_as_well(target: str, routers: list[Router]) -> None:
     async with AsyncBatonClient(target, retry=ONCE, timeout_s=WAIT_S) as baton, asyncio.timeout(WAIT_S):
         while not all(calls(routers)):  # the first call goes as soon as one is connected
             assert (await baton.complete("hi")).text == "hello"

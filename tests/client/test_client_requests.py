@@ -92,7 +92,7 @@ SAMPLING = baton_pb2.SamplingParams(
 """What becomes of them."""
 
 
-def test_a_text_and_every_option_arrive_in_their_fields() -> None:
+def test_text_and_every_option_arrive_in_their_fields() -> None:
     assert set(OPTIONS) | OTHER_FORMS == set(get_type_hints(GenerateOptions))
     expected = baton_pb2.GenerateRequest(
         text="hi",
@@ -125,7 +125,7 @@ def test_a_text_and_every_option_arrive_in_their_fields() -> None:
         ({"choice": []}, baton_pb2.SamplingParams(choice=baton_pb2.Texts())),
     ],
 )
-def test_a_form_of_the_answer(options: Any, sampling: baton_pb2.SamplingParams) -> None:
+def test_form_of_the_answer(options: Any, sampling: baton_pb2.SamplingParams) -> None:
     assert generate_request("hi", options).sampling == sampling
 
 
@@ -136,7 +136,7 @@ def test_two_forms_are_refused() -> None:
 
 
 @pytest.mark.parametrize("asked", [{"model": "x"}, {"num_speculative_tokens": -1}, {"method": 3}])
-def test_a_wish_for_drafts_that_is_none_names_the_field(asked: dict[str, Any]) -> None:
+def test_invalid_speculation_names_the_field(asked: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         generate_request("hi", {"speculative": asked})
     assert caught.value.field == f"sampling.speculative.{next(iter(asked))}"
@@ -153,7 +153,7 @@ def test_token_ids_are_a_prompt_even_when_empty() -> None:
     assert generate_request([], {}).WhichOneof("prompt") == "token_ids"
 
 
-def test_one_stop_text_is_not_taken_for_its_letters() -> None:
+def test_single_stop_string_is_not_split_into_letters() -> None:
     assert list(generate_request("hi", {"stop": "END"}).sampling.stop) == ["END"]
 
 
@@ -199,18 +199,18 @@ def test_value_that_protobuf_cannot_carry_is_refused_by_its_field(options: Any, 
         (lambda: with_fields(baton_pb2.DetokenizeRequest(), {"token_ids": [2**32]}), "token_ids"),
     ],
 )
-def test_a_bad_prompt_is_refused_with_its_place(build: Any, field: str) -> None:
+def test_bad_prompt_is_refused_with_its_place(build: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         build()
     assert refused.value.field == field
 
 
-def test_an_unknown_option_is_a_programming_error() -> None:
+def test_unknown_option_is_a_programming_error() -> None:
     with pytest.raises(TypeError, match="temprature"):
         generate_request("hi", {"temprature": 0.5})  # type: ignore[typeddict-unknown-key]
 
 
-def test_a_conversation_is_not_told_back() -> None:
+def test_conversation_is_not_echoed() -> None:
     with pytest.raises(InvalidRequest, match="echo"):
         chat_request([{"role": "user", "content": "hi"}], {"echo": True})
 
@@ -228,6 +228,6 @@ def test_early_stopping_is_that_of_transformers(given: Any, wire: int) -> None:
 
 
 @pytest.mark.parametrize("given", ["always", 2, None])
-def test_an_unknown_early_stopping_is_refused(given: Any) -> None:
+def test_unknown_early_stopping_is_refused(given: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"sampling\.early_stopping"):
         generate_request("hi", {"early_stopping": given})

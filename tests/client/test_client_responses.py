@@ -69,7 +69,7 @@ def test_conversion_of_a_full_message_leaves_no_field_empty(read: Any, message: 
     assert [path for path in defaults_in(value) if path not in models] == []
 
 
-def test_conversion_of_an_empty_status_gives_none_for_what_is_absent() -> None:
+def test_empty_status_converts_to_none_for_absent_fields() -> None:
     status = value_from(ClusterStatus, admin_pb2.GetStatusResponse(workers=[admin_pb2.WorkerStatus()]))
     worker = status.workers[0]
     assert (status.planner, status.latency, worker.load, worker.cache_view, worker.tbt) == (None,) * 5
@@ -147,7 +147,7 @@ def test_logprobs_that_do_not_match_their_tokens_are_refused(told: dict[str, lis
         event_from(delta_of(2, **told))
 
 
-def test_the_status_of_a_cluster_loses_nothing() -> None:
+def test_status_of_a_cluster_loses_nothing() -> None:
     model = session_pb2.ModelInfo(
         name="tiny", path="/m", max_model_len=64, vocab_size=9, dtype="float32", block_size=32
     )
@@ -177,7 +177,7 @@ def test_the_status_of_a_cluster_loses_nothing() -> None:
     assert (prefill.role, prefill.load) == ("prefill", None)
 
 
-def test_a_part_is_read_from_its_message() -> None:
+def test_part_is_read_from_its_message() -> None:
     logprobs = baton_pb2.Logprobs(chosen=[-1], top_token_ids=[5, 9], top_logprobs=[-1, -3])
     part = baton_pb2.PromptPart(offset=1, token_ids=[5], text="x", logprobs=logprobs)
     event = event_from(baton_pb2.GenerateResponse(prompt=part))

@@ -42,7 +42,7 @@ def complete(request: pytest.FixtureRequest) -> Complete:
     return with_sync if request.param == "sync" else with_async
 
 
-def test_a_broken_stream_goes_on_at_the_next_router_behind_what_came(
+def test_broken_stream_resumes_at_the_next_router_after_received_tokens(
     complete: Complete, baton: FakeBaton, other: FakeBaton, breaks: Answer
 ) -> None:
     baton.answers = [breaks]
@@ -54,7 +54,7 @@ def test_a_broken_stream_goes_on_at_the_next_router_behind_what_came(
     assert list(asked.choices) == [received]
 
 
-def test_a_router_that_does_not_know_the_stream_is_told_the_request(
+def test_router_without_the_stream_receives_the_request(
     complete: Complete, baton: FakeBaton, other: FakeBaton, breaks: Answer, rest: Answer, aborting: Any
 ) -> None:
     baton.answers = [breaks]
@@ -65,7 +65,7 @@ def test_a_router_that_does_not_know_the_stream_is_told_the_request(
     assert request.sampling.seed == 2**63 + 1, "the seed in effect"
 
 
-def test_a_stream_that_nobody_knows_is_not_found(
+def test_unknown_stream_is_not_found(
     complete: Complete, baton: FakeBaton, other: FakeBaton, breaks: Answer, aborting: Any
 ) -> None:
     baton.answers, other.resumed = [breaks], [aborting(grpc.StatusCode.NOT_FOUND, "no such stream")]
@@ -74,7 +74,7 @@ def test_a_stream_that_nobody_knows_is_not_found(
     assert len(other.requests) == 2
 
 
-def test_resuming_ends_where_nothing_comes_any_more(
+def test_resuming_stops_when_no_router_answers(
     complete: Complete, baton: FakeBaton, other: FakeBaton, breaks: Answer, aborting: Any
 ) -> None:
     baton.answers, other.resumed = [breaks], [aborting(grpc.StatusCode.UNAVAILABLE, "gone")]
@@ -82,7 +82,7 @@ def test_resuming_ends_where_nothing_comes_any_more(
         complete([baton.target, other.target], "hi")
 
 
-def test_a_stream_may_break_any_number_of_times_while_something_comes(
+def test_stream_may_break_any_number_of_times_while_something_comes(
     complete: Complete, baton: FakeBaton, other: FakeBaton, events: Events, breaks: Answer, aborting: Any
 ) -> None:
     def one_more(request: Any, context: grpc.ServicerContext) -> Iterable[baton_pb2.GenerateResponse]:
@@ -99,7 +99,7 @@ def test_a_stream_may_break_any_number_of_times_while_something_comes(
     assert answer.choices[0].token_ids == (5, *range(1, 21))
 
 
-def test_an_answer_that_has_ended_is_whole_whatever_breaks_then(
+def test_finished_answer_is_complete_despite_a_later_break(
     complete: Complete, baton: FakeBaton, hello: Answer, aborting: Any
 ) -> None:
     def broken_at_the_end(request: Any, context: grpc.ServicerContext) -> Iterable[baton_pb2.GenerateResponse]:
@@ -111,7 +111,7 @@ def test_an_answer_that_has_ended_is_whole_whatever_breaks_then(
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_call_that_a_stopping_router_cancels_goes_on_at_the_next(
+def test_call_cancelled_by_a_stopping_router_resumes_at_the_next(
     complete: Complete,
     baton: FakeBaton,
     other: FakeBaton,
@@ -150,11 +150,11 @@ def test_break_is_an_error_without_retries(
     assert other.requests == []
 
 
-def test_a_router_that_cannot_be_reached_is_left_for_the_next(complete: Complete, baton: FakeBaton) -> None:
+def test_router_that_cannot_be_reached_is_left_for_the_next(complete: Complete, baton: FakeBaton) -> None:
     assert complete(f"127.0.0.1:1, {baton.target}", "hi").text == "hello"
 
 
-def test_a_router_that_accepts_and_is_mute_is_given_up_in_time() -> None:
+def test_mute_router_times_out() -> None:
     options = dict(CHANNEL_OPTIONS)
     assert options["grpc.min_reconnect_backoff_ms"] <= 5_000, "gRPC's own bound is 20 s"
     assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] <= 20_000

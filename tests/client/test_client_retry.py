@@ -29,13 +29,13 @@ def test_permanent_error_is_not_repeated(error: BatonClientError) -> None:
 
 
 @pytest.mark.parametrize("kind", [Busy, Unavailable])
-def test_the_time_that_the_server_asks_for_is_waited(kind: type[Busy] | type[Unavailable]) -> None:
+def test_time_that_the_server_asks_for_is_waited(kind: type[Busy] | type[Unavailable]) -> None:
     error = kind("later", ErrorDetails(retry_after_s=0.7))
     wait_s = Attempts(POLICY, timeout_s=None, now=0.0).wait_s(error, now=0.0, uniform=0.0)
     assert wait_s == pytest.approx(0.75)
 
 
-def test_a_server_that_asks_for_too_long_is_not_waited_for() -> None:
+def test_server_that_asks_for_too_long_is_not_waited_for() -> None:
     error = Busy("later", ErrorDetails(retry_after_s=1.1))
     assert Attempts(POLICY, timeout_s=None, now=0.0).wait_s(error, now=0.0, uniform=0.0) is None
 
@@ -47,13 +47,13 @@ def test_no_wait_reaches_past_the_deadline() -> None:
 
 
 @given(uniform=st.floats(0, 1, exclude_max=True), failures=st.integers(1, 50))
-def test_a_wait_stays_within_its_bounds(uniform: float, failures: int) -> None:
+def test_wait_stays_within_its_bounds(uniform: float, failures: int) -> None:
     attempts = Attempts(RetryPolicy(attempts=100, first_wait_s=0.1, longest_wait_s=1.0), timeout_s=None, now=0.0)
     waits = [attempts.wait_s(Unavailable("gone"), now=0.0, uniform=uniform) for _ in range(failures)]
     assert all(wait is not None and 0.05 <= wait <= 1.0 for wait in waits)
 
 
-def test_a_policy_without_attempts_is_refused() -> None:
+def test_policy_without_attempts_is_refused() -> None:
     with pytest.raises(ValueError, match="attempts"):
         RetryPolicy(attempts=0)
 

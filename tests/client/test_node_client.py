@@ -36,7 +36,7 @@ def run(command: list[str]) -> Run:
     return run
 
 
-def test_the_text_streams_to_the_terminal(run: Run, baton: FakeBaton) -> None:
+def test_text_streams_to_the_terminal(run: Run, baton: FakeBaton) -> None:
     done = run("--max-tokens", "3", "--temperature", "0.5", "--seed", str(2**64 - 1), "hi")
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
     sampling = baton.requests[0].sampling
@@ -69,14 +69,14 @@ def test_help_is_the_usage(run: Run, flag: str) -> None:
         (["x", "--seed"], "--seed"),
     ],
 )
-def test_a_misuse_is_said_with_the_usage(run: Run, arguments: list[str], complaint: str) -> None:
+def test_misuse_is_said_with_the_usage(run: Run, arguments: list[str], complaint: str) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     said, _, usage = done.stderr.partition("\n")
     assert complaint in said and usage.startswith("usage: ")
 
 
-def test_the_variable_is_the_default_of_the_target(
+def test_variable_is_the_default_of_the_target(
     node_client: list[str], baton: FakeBaton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BATON_TARGET", baton.target)
@@ -94,20 +94,20 @@ def test_json_has_one_object_per_event(run: Run) -> None:
     assert events[3]["timings"]["transfer_bytes"] == "4096"
 
 
-def test_a_refusal_is_printed_with_its_code(run: Run, baton: FakeBaton, aborting: Any) -> None:
+def test_refusal_is_printed_with_its_code(run: Run, baton: FakeBaton, aborting: Any) -> None:
     baton.answers = [aborting(grpc.StatusCode.INVALID_ARGUMENT, "text: empty")]
     done = run("")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "INVALID_ARGUMENT: text: empty\n")
 
 
-def test_a_gap_in_the_answer_is_noticed(run: Run, baton: FakeBaton, events: Events) -> None:
+def test_gap_in_the_answer_is_noticed(run: Run, baton: FakeBaton, events: Events) -> None:
     baton.answers = [lambda request, context: iter([events.started(), events.delta(1, [6], "llo"), events.finished()])]
     done = run("hi")
     assert done.returncode == 1
     assert "expected offset 0, got 1" in done.stderr
 
 
-def test_a_broken_stream_goes_on_at_the_next_router(
+def test_broken_stream_resumes_at_the_next_router(
     node_client: list[str], baton: FakeBaton, other: FakeBaton, breaks: Answer, rest: Answer, aborting: Any
 ) -> None:
     baton.answers = [breaks]
@@ -134,7 +134,7 @@ def tls(baton: FakeBaton, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     server.stop(grace=0).wait(timeout=5)
 
 
-def test_a_key_of_the_environment_goes_with_the_call_over_tls(
+def test_key_of_the_environment_goes_with_the_call_over_tls(
     node_client: list[str], baton: FakeBaton, tls: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, authority = tls
@@ -145,7 +145,7 @@ def test_a_key_of_the_environment_goes_with_the_call_over_tls(
     assert baton.metadata[0]["authorization"] == "Bearer baton-secret"
 
 
-def test_an_authority_that_did_not_sign_the_certificate_is_not_enough(
+def test_authority_that_did_not_sign_the_certificate_is_not_enough(
     node_client: list[str], baton: FakeBaton, tls: tuple[str, Path]
 ) -> None:
     target, authority = tls
@@ -180,7 +180,7 @@ def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_missing_tool_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tool_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(pytest.fail.Exception, match="apt install nodejs npm"):
         tool("node")

@@ -106,7 +106,7 @@ async def test_answer_between_landing_and_first_step_is_adopted() -> None:
         await hears_all(second, 4)
 
 
-async def test_an_answer_that_ends_with_prefill_comes_by_decode_where_it_was_taken_over() -> None:
+async def test_adopted_answer_of_a_prefill_worker_is_sent_by_decode() -> None:
     async with pair() as both, heir(both) as second:
         both.prefill.runner.hold()
         await both.ask(1, max_tokens=1, n=2)
@@ -156,7 +156,7 @@ async def test_adoption_of_an_unknown_answer_is_refused(how: str) -> None:
         assert (await second.one("failed", AS)).reason == session_pb2.FAILURE_REASON_UNKNOWN_ATTEMPT
 
 
-async def test_answer_that_nobody_adopts_is_freed_after_the_grace() -> None:
+async def test_unadopted_answer_is_freed_after_the_grace() -> None:
     async with pair({"grace_s": 0.05}, grace_s=0.05) as both:
         await runs(both, 1, 2, max_tokens=60)
         await both.router.disconnect()
@@ -166,7 +166,7 @@ async def test_answer_that_nobody_adopts_is_freed_after_the_grace() -> None:
         await both.decode.all_free()
 
 
-async def test_log_probabilities_come_again_with_every_token() -> None:
+async def test_logprobs_are_resent_with_every_token() -> None:
     async with pair() as both, heir(both) as second:
         await both.ask(1, sampling={"logprobs": 2})
         await eventually(lambda: not both.decode.service.busy and len(both.router.tokens(1)) == 4)
@@ -178,7 +178,7 @@ async def test_log_probabilities_come_again_with_every_token() -> None:
         assert list(output.top_logprobs) == [0.0, -1.0] * 4
 
 
-async def test_a_replayed_answer_comes_from_its_very_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replayed_answer_is_resent_from_its_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adoption, "PIECE_TOKENS", 2)
     async with pair() as both, heir(both) as second:
         await both.ask(1, tokens=10, max_tokens=8, answered_tokens=3, first_choice=2, sampling={"logprobs": 1})
@@ -195,7 +195,7 @@ async def test_a_replayed_answer_comes_from_its_very_beginning(monkeypatch: pyte
         assert [each.end for each in second.outputs(AS, 2)] == [0, 0, 0, session_pb2.END_REASON_LENGTH]
 
 
-async def test_a_prompt_that_is_computed_here_is_told_to_the_new_router() -> None:
+async def test_locally_computed_prompt_is_reported_to_the_adopting_router() -> None:
     async with alone() as worker, heir(worker) as second:
         worker.decode.runner.hold()
         await worker.ask(1)
@@ -208,7 +208,7 @@ async def test_a_prompt_that_is_computed_here_is_told_to_the_new_router() -> Non
         await eventually(lambda: sum(len(each.token_ids) for each in second.outputs(AS)) == 3)
 
 
-async def test_adopted_answer_counts_for_the_router_that_has_it() -> None:
+async def test_adopted_answer_counts_for_the_adopting_router() -> None:
     async with pair() as both, heir(both) as second:
         await runs(both, 1, 2, max_tokens=60, n=3)
         for wanted in (both.router, second):
@@ -231,7 +231,7 @@ async def test_adoption_may_set_another_deadline() -> None:
         assert (await second.one("failed", AS)).reason == session_pb2.FAILURE_REASON_DEADLINE
 
 
-async def test_a_number_in_use_is_not_taken_twice(caplog: pytest.LogCaptureFixture) -> None:
+async def test_attempt_id_in_use_is_not_reused(caplog: pytest.LogCaptureFixture) -> None:
     async with pair() as both, heir(both) as second:
         await both.ask_decode_alone(1)
         await second.send(start=start_command(AS, b"2" * 16, both.prefill.endpoint))

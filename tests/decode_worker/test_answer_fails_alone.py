@@ -9,7 +9,7 @@ from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import DecodeStack, running, start_command
 
 
-async def test_answer_whose_output_cannot_be_made_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_with_failing_output_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     take = Answer.take
 
     def fails_for_one(self: Answer, made: TokenMade, may_wait: bool) -> session_pb2.SequenceOutput | None:

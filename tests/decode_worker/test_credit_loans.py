@@ -6,11 +6,11 @@ BIG, SMALL, NOTHING = Charge(80, 2), Charge(40, 1), Charge(0, 0)
 BOTH = ("a", "b")
 
 
-def test_nothing_is_lent_where_nobody_wants_anything() -> None:
+def test_no_loans_without_demand() -> None:
     assert CreditLoans[str]().loan(BOTH, 0.0) is None
 
 
-def test_who_asked_first_has_the_first_turn_until_it_wants_no_more() -> None:
+def test_first_requester_has_the_first_turn_while_it_wants_more() -> None:
     loans = CreditLoans[str]()
     loans.ask("b", BIG)
     loans.ask("a", SMALL)
@@ -21,7 +21,7 @@ def test_who_asked_first_has_the_first_turn_until_it_wants_no_more() -> None:
     assert loans.loan(BOTH, 2.0) == CreditLoan("a", SMALL)
 
 
-def test_a_request_that_is_not_placed_gives_the_others_their_time() -> None:
+def test_unplaced_request_gives_its_time_to_others() -> None:
     loans = CreditLoans[str]()
     loans.ask("a", BIG)
     assert loans.loan(BOTH, 0.0) == CreditLoan("a", BIG)
@@ -41,7 +41,7 @@ def test_router_after_its_turn_is_last_in_line() -> None:
     assert loans.loan(BOTH, 2.0 * TURN_S) == CreditLoan("b", SMALL)
 
 
-def test_a_router_that_is_away_is_lent_nothing() -> None:
+def test_disconnected_router_gets_no_loan() -> None:
     loans = CreditLoans[str]()
     loans.ask("a", BIG)
     assert loans.loan(("b",), 0.0) is None

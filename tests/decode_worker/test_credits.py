@@ -12,17 +12,17 @@ from baton.worker.wire import Limit
 BOTH = frozenset({"a", "b"})
 
 
-def test_a_router_that_is_alone_gets_everything_at_once() -> None:
+def test_single_router_gets_all_credit_immediately() -> None:
     assert Credits[str](10).deal({}, frozenset({"a"})) == {"a": 10}
 
 
-def test_what_nobody_uses_is_shared_equally_and_what_is_used_stays() -> None:
+def test_unused_credit_is_shared_equally_and_used_credit_stays() -> None:
     credits = Credits[str](10)
     credits.deal({"a": 6}, BOTH)
     assert credits.deal({"a": 6}, BOTH) == {"a": 8, "b": 2}
 
 
-def test_a_router_takes_all_but_the_others_share_where_those_are_idle() -> None:
+def test_router_gets_all_but_the_shares_of_idle_routers() -> None:
     """Half a worker does not stand empty because another router has no requests."""
     credits = Credits[str](16)
     used = 0
@@ -31,13 +31,13 @@ def test_a_router_takes_all_but_the_others_share_where_those_are_idle() -> None:
     assert used == 15
 
 
-def test_a_router_that_is_away_keeps_what_it_has_and_gets_no_more() -> None:
+def test_disconnected_router_keeps_its_credit_and_gets_no_more() -> None:
     credits = Credits[str](10)
     credits.deal({"a": 4}, frozenset({"b"}))
     assert credits.deal({"a": 4}, frozenset({"b"})) == {"b": 6}
 
 
-def test_a_charge_counts_what_a_router_counts() -> None:
+def test_worker_charges_as_the_router_does() -> None:
     assert Charge.of(prompt_tokens=70, max_tokens=1000, slots=2, block_tokens=32) == Charge(2 + 2 * 9, 2)
     chance = random.Random(4)
     for _ in range(200):
@@ -49,7 +49,7 @@ def test_a_charge_counts_what_a_router_counts() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(total=st.integers(1, 64), seed=st.integers(0, 2**16), routers=st.integers(2, 4))
-def test_routers_that_keep_to_their_limits_never_have_more_than_there_is(total: int, seed: int, routers: int) -> None:
+def test_routers_within_their_limits_never_exceed_the_total(total: int, seed: int, routers: int) -> None:
     """Each router fills up to the newest limit that it has heard, also just before it hears a lower one."""
     chance, credits = random.Random(seed), Credits[str](total)
     names = frozenset(map(str, range(routers)))
@@ -68,7 +68,7 @@ def test_routers_that_keep_to_their_limits_never_have_more_than_there_is(total: 
         assert sum(used.values()) <= total
 
 
-def test_a_router_is_lent_what_the_others_do_not_use() -> None:
+def test_unused_credit_is_lent() -> None:
     credits = Credits[str](10)
     credits.deal({}, BOTH)
     assert credits.deal({}, BOTH, {"a": 8}) == {"a": 5, "b": 2}, "b may still use what it was told before"
@@ -79,21 +79,21 @@ def test_a_router_is_lent_what_the_others_do_not_use() -> None:
     assert limits == {"a": 5, "b": 5}
 
 
-def test_what_others_use_is_lent_as_they_give_it_back() -> None:
+def test_used_credit_is_lent_as_it_is_released() -> None:
     credits = Credits[str](10)
     credits.deal({"b": 5}, BOTH)
     for used, limit in ((5, 3), (5, 5), (3, 5), (3, 7), (1, 7), (1, 9)):
         assert credits.deal({"b": used}, BOTH, {"a": 9})["a"] == limit
 
 
-def test_no_more_is_lent_than_there_is() -> None:
+def test_loans_never_exceed_the_total() -> None:
     credits = Credits[str](10)
     for _ in range(3):
         limits = credits.deal({"a": 2}, BOTH, {"a": 30})
     assert limits == {"a": 10, "b": 0}
 
 
-def test_who_has_more_than_it_wants_keeps_it() -> None:
+def test_router_with_more_than_it_wants_keeps_its_share() -> None:
     credits = Credits[str](10)
     for _ in range(3):
         limits = credits.deal({}, BOTH, {"a": 3})
@@ -110,7 +110,7 @@ def test_blocks_and_slots_of_all_requests_of_a_router_count_and_a_loan_of_both()
     assert credits.deal(here, BOTH, now=3.0)["b"] == Limit(55, 5)
 
 
-def test_odd_unit_goes_to_the_router_that_has_least() -> None:
+def test_odd_unit_goes_to_the_router_with_least() -> None:
     credits = Credits[int](10)
     present = frozenset({1, 2})
     credits.deal({1: 3, 2: 2}, present)

@@ -21,7 +21,7 @@ async def answers(router: SessionClient, attempt_id: int, choices: int, tokens: 
     return [router.tokens(attempt_id, choice) for choice in range(choices)]
 
 
-async def test_beams_go_on_from_what_prefill_found_and_come_at_their_end() -> None:
+async def test_beams_continue_from_prefill_and_are_sent_at_the_end() -> None:
     async with pair() as both:
         await both.ask(1, n=2, max_tokens=3, sampling=BEAMS)
         assert await answers(both.router, 1, 2, 3) == [[0, 0, 0], [0, 0, 1]]
@@ -31,7 +31,7 @@ async def test_beams_go_on_from_what_prefill_found_and_come_at_their_end() -> No
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
-async def test_a_search_that_ends_as_it_lands(logprobs: bool) -> None:
+async def test_beam_search_ending_as_it_lands_is_answered(logprobs: bool) -> None:
     async with pair() as both:
         await both.ask(1, n=2, max_tokens=1, sampling={**BEAMS, **({"logprobs": 0} if logprobs else {})})
         assert await answers(both.router, 1, 2, 1) == [[0], [1]]
@@ -40,14 +40,14 @@ async def test_a_search_that_ends_as_it_lands(logprobs: bool) -> None:
         )
 
 
-async def test_a_stop_token_ends_a_beam() -> None:
+async def test_stop_token_ends_a_beam() -> None:
     async with pair() as both:
         await both.ask(1, n=1, max_tokens=3, sampling={**BEAMS, "stop_token_ids": [0]})
         assert await answers(both.router, 1, 1, 1) == [[0]]
         assert both.router.outputs(1)[-1].end == STOP
 
 
-async def test_beams_of_a_prompt_that_is_computed_here() -> None:
+async def test_beams_of_a_locally_computed_prompt_are_answered() -> None:
     async with alone() as worker:
         for attempt_id, tokens in ((1, 3), (2, 1)):
             await worker.ask(attempt_id, n=2, max_tokens=tokens, sampling=BEAMS)
@@ -56,7 +56,7 @@ async def test_beams_of_a_prompt_that_is_computed_here() -> None:
             assert not first_step.outputs and len(first_step.timings.chunk_ms) == 2
 
 
-async def test_a_cancel_ends_a_search() -> None:
+async def test_cancel_ends_a_search() -> None:
     async with alone() as worker:
         await worker.ask(1, n=2, max_tokens=20, sampling=BEAMS)
         await worker.router.one("first_step", 1)
@@ -68,7 +68,7 @@ async def test_a_cancel_ends_a_search() -> None:
     ("sampling", "message"),
     [({**BEAMS, "temperature": 0.5}, "temperature 0"), ({"beam_width": 2, "length_penalty": 99.0}, "length_penalty")],
 )
-async def test_a_search_without_meaning_is_refused(sampling: dict[str, Any], message: str) -> None:
+async def test_search_without_meaning_is_refused(sampling: dict[str, Any], message: str) -> None:
     async with alone() as worker:
         await worker.ask(1, sampling=sampling)
         failed = await worker.router.one("failed", 1)
@@ -85,7 +85,7 @@ def check_scores(router: SessionClient, attempt_id: int, tokens: int) -> None:
     assert kinds.index("first_step") > max(place for place, kind in enumerate(kinds) if kind == "prompt_scores")
 
 
-async def test_a_prefill_worker_tells_the_scores_of_the_prompt() -> None:
+async def test_prefill_worker_tells_the_scores_of_the_prompt() -> None:
     async with pair() as both:
         await both.ask(1, sampling={"prompt_logprobs": 2})
         await both.to_prefill.one("first_step", 1)
@@ -93,7 +93,7 @@ async def test_a_prefill_worker_tells_the_scores_of_the_prompt() -> None:
         await eventually(lambda: len(both.router.tokens(1)) == 4)
 
 
-async def test_a_decode_worker_tells_the_scores_of_a_prompt_that_it_computes() -> None:
+async def test_decode_worker_tells_the_scores_of_a_prompt_that_it_computes() -> None:
     async with alone() as worker:
         await worker.ask(1, sampling={"prompt_logprobs": 2})
         await worker.router.one("first_step", 1)

@@ -75,7 +75,7 @@ async def test_every_choice_begins_with_first_step_and_nothing_lands() -> None:
         assert not worker.router.about("landed", 1)
 
 
-async def test_an_answer_of_one_token_is_in_first_step() -> None:
+async def test_answer_of_one_token_is_in_first_step() -> None:
     async with alone() as worker:
         await worker.ask(1, max_tokens=1)
         [output] = (await worker.router.one("first_step", 1)).outputs
@@ -83,7 +83,7 @@ async def test_an_answer_of_one_token_is_in_first_step() -> None:
         assert not worker.router.outputs(1)
 
 
-async def test_a_prompt_is_computed_beside_what_runs() -> None:
+async def test_prompt_is_computed_next_to_running_answers() -> None:
     async with alone(chunk_tokens=8) as worker:
         worker.decode.runner.hold()
         await worker.ask(1, tokens=4, max_tokens=20)
@@ -97,7 +97,7 @@ async def test_a_prompt_is_computed_beside_what_runs() -> None:
         assert [1, 7] in shapes, "one token of the answer, then the prompt"
 
 
-async def test_logprobs_come_with_the_first_tokens_too() -> None:
+async def test_logprobs_are_sent_with_the_first_tokens() -> None:
     async with alone() as worker:
         await worker.ask(1, sampling={"logprobs": 2})
         [output] = (await worker.router.one("first_step", 1)).outputs
@@ -105,7 +105,7 @@ async def test_logprobs_come_with_the_first_tokens_too() -> None:
         await worker.has_answer(1)
 
 
-async def test_a_second_turn_finds_the_blocks_of_the_answer() -> None:
+async def test_second_turn_finds_the_blocks_of_the_answer() -> None:
     async with alone() as worker:
         await worker.ask(1, tokens=6, max_tokens=8, cache_root=ROOT)
         await worker.has_answer(1, tokens=6, max_tokens=8)
@@ -133,7 +133,7 @@ async def test_cancel_while_the_prompt_is_computed_frees_its_pages() -> None:
         assert not worker.router.about("first_step", 1)
 
 
-async def test_the_deadline_ends_a_prompt_that_is_computed() -> None:
+async def test_deadline_ends_a_prompt_being_computed() -> None:
     async with alone() as worker:
         worker.decode.runner.hold()
         await worker.ask(1, tokens=60, time_left_ms=200)
@@ -141,7 +141,7 @@ async def test_the_deadline_ends_a_prompt_that_is_computed() -> None:
         worker.decode.runner.let_go()
 
 
-async def test_a_prompt_that_is_not_finite_fails_alone() -> None:
+async def test_nonfinite_prompt_fails_alone() -> None:
     async with alone() as worker:
         worker.decode.runner.poison = {1}
         await worker.ask(1)
@@ -150,7 +150,7 @@ async def test_a_prompt_that_is_not_finite_fails_alone() -> None:
         await worker.has_answer(2)
 
 
-async def test_a_token_that_the_model_does_not_have_is_refused() -> None:
+async def test_token_that_the_model_does_not_have_is_refused() -> None:
     async with alone() as worker:
         command = start_command(1, b"", "")
         command.token_ids[3] = 1000
@@ -159,7 +159,7 @@ async def test_a_token_that_the_model_does_not_have_is_refused() -> None:
 
 
 @pytest.mark.parametrize("host_slots", [0, BLOCKS])
-async def test_answers_that_outgrow_the_pool_are_preempted_and_come_whole(host_slots: int) -> None:
+async def test_answers_that_outgrow_the_pool_are_preempted_and_complete(host_slots: int) -> None:
     async with alone(host_slots=host_slots, chunk_tokens=64) as worker:
         await worker.ask(1, tokens=20, max_tokens=40, n=4)  # 5 blocks for all and 10 for each; there are 32
         for choice in range(4):
@@ -168,7 +168,7 @@ async def test_answers_that_outgrow_the_pool_are_preempted_and_come_whole(host_s
         assert any(plan.swaps_out for plan in worker.decode.runner.plans) is (host_slots > 0)
 
 
-async def test_a_prompt_waits_behind_a_reservation_that_came_before() -> None:
+async def test_prompt_waits_behind_a_reservation_that_came_before() -> None:
     async with alone() as worker:
         worker.decode.runner.hold()
         await worker.ask(1, tokens=60, max_tokens=40)
@@ -183,7 +183,7 @@ async def test_a_prompt_waits_behind_a_reservation_that_came_before() -> None:
         await eventually(lambda: not worker.decode.service.busy)
 
 
-async def test_a_prompt_for_a_vector_is_one_first_step_and_nothing_is_kept_of_it() -> None:
+async def test_prompt_for_a_vector_is_one_first_step_and_nothing_is_kept_of_it() -> None:
     async with alone(chunk_tokens=8) as worker:
         names, last = [bytes([number]) * 32 for number in range(1, 6)], session_pb2.POOLING_KIND_LAST
         pooling = session_pb2.Pooling(kind=last)
@@ -195,7 +195,7 @@ async def test_a_prompt_for_a_vector_is_one_first_step_and_nothing_is_kept_of_it
         assert not worker.router.outputs(1) and len(worker.decode.service._table.ended) == 0
 
 
-async def test_the_mean_of_a_prompt_takes_nothing_from_the_cache_and_waits_beside_answers() -> None:
+async def test_mean_pooling_ignores_the_cache_and_waits_for_answers() -> None:
     async with alone(chunk_tokens=8) as worker:
         worker.decode.runner.hold()
         await worker.ask(1, tokens=4, max_tokens=20, n=4)
@@ -209,7 +209,7 @@ async def test_the_mean_of_a_prompt_takes_nothing_from_the_cache_and_waits_besid
             await worker.has_answer(1, choice, tokens=4, max_tokens=20)
 
 
-async def test_a_kind_of_vector_that_is_not_known_is_refused_by_name() -> None:
+async def test_unknown_kind_of_vector_is_rejected_by_name() -> None:
     async with alone() as worker:
         await worker.ask(1, max_tokens=1, pooling=session_pb2.Pooling(kind=99))  # type: ignore[arg-type]
         failed = await worker.router.one("failed", 1)

@@ -27,7 +27,7 @@ async def ends(router: SessionClient, attempt_id: int) -> None:
     await eventually(lambda: any(end for *_, end in told(router, attempt_id)))
 
 
-async def test_the_first_output_after_a_pull_repeats_the_first_token_at_its_offset() -> None:
+async def test_first_output_after_a_pull_repeats_the_first_token_at_its_offset() -> None:
     async with pair() as both:
         await both.ask(1, **GOES_ON)
         await ends(both.router, 1)
@@ -37,7 +37,7 @@ async def test_the_first_output_after_a_pull_repeats_the_first_token_at_its_offs
         assert (first.choice, first.offset, list(first.token_ids), first.end) == (2, 3, REST[:1], 0)
 
 
-async def test_a_prompt_that_is_computed_here_is_told_alike() -> None:
+async def test_locally_computed_prompt_is_reported_like_any() -> None:
     async with alone() as worker:
         await worker.ask(1, **GOES_ON)
         await ends(worker.router, 1)
@@ -55,7 +55,7 @@ async def test_some_choices_of_a_request_begin_at_their_number() -> None:
         ]
 
 
-async def test_an_answer_that_lacks_one_token_ends_with_prefill() -> None:
+async def test_answer_that_lacks_one_token_ends_with_prefill() -> None:
     async with pair() as both:
         await both.ask(1, tokens=10, max_tokens=4, answered_tokens=3)
         [first] = (await both.to_prefill.one("first_step", 1)).outputs
@@ -63,7 +63,7 @@ async def test_an_answer_that_lacks_one_token_ends_with_prefill() -> None:
         await eventually(lambda: not both.decode.service.busy)
 
 
-async def test_scores_of_the_prompt_are_not_told_again() -> None:
+async def test_prompt_logprobs_are_not_resent() -> None:
     async with alone() as worker:
         await worker.ask(1, sampling={"prompt_logprobs": 0}, **GOES_ON)
         await ends(worker.router, 1)
@@ -71,7 +71,7 @@ async def test_scores_of_the_prompt_are_not_told_again() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"answered_tokens": 10}, {"answered_tokens": 4, "max_tokens": 4}, {"n": 2}])
-async def test_what_cannot_go_on_is_refused_by_both(wrong: dict[str, Any]) -> None:
+async def test_unresumable_request_is_rejected_by_both_workers(wrong: dict[str, Any]) -> None:
     async with pair() as both:
         await both.ask(1, **{**GOES_ON, **wrong})
         for router in (both.router, both.to_prefill):
@@ -81,7 +81,7 @@ async def test_what_cannot_go_on_is_refused_by_both(wrong: dict[str, Any]) -> No
             )
 
 
-async def test_the_longest_request_fits_however_much_of_it_is_answered() -> None:
+async def test_longest_request_fits_however_much_of_it_is_answered() -> None:
     async with alone() as worker:
         await worker.ask(1, tokens=90, max_tokens=60, answered_tokens=50)  # the model takes 100
         await worker.router.one("first_step", 1)

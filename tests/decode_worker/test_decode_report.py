@@ -38,12 +38,12 @@ def reported(rates: PromptRates) -> report_pb2.Report:
 
 
 @pytest.mark.parametrize("rates", [PromptRates(None, None), PromptRates(900.0, None), PromptRates(900.0, 40.0)])
-def test_both_rates_come_to_the_router_or_are_not_known(rates: PromptRates) -> None:
+def test_both_rates_reach_the_router_or_are_unknown(rates: PromptRates) -> None:
     read = read_report(reported(rates))
     assert (read.checked_at_rest_blocks, read.corrupt_at_rest_blocks) == (5, 2)
     assert (read.alone_tokens_per_s, read.beside_tokens_per_s) == rates
 
 
-def test_the_sessions_of_a_worker_come_to_the_router() -> None:
+def test_session_counts_of_a_worker_reach_the_router() -> None:
     assert read_report(reported(PromptRates(None, None))).sessions == SessionReport(3, 5, 7, 9, 11, 13, 15, 17)
     assert read_report(report_pb2.Report()).sessions == SessionReport()

@@ -75,7 +75,7 @@ async def has_answer(
 
 
 @pytest.mark.parametrize(("transport", "kind"), [("shared_memory", SharedMemoryTransport), ("grpc", StreamTransport)])
-async def test_an_answer_comes_whole_and_its_kv_bit_for_bit(transport: Any, kind: type) -> None:
+async def test_answer_and_its_kv_equal_prefills_bit_for_bit(transport: Any, kind: type) -> None:
     async with pair(transport=transport) as both:
         both.prefill.runner.hold()
         await both.ask(1, tokens=10)
@@ -89,7 +89,7 @@ async def test_an_answer_comes_whole_and_its_kv_bit_for_bit(transport: Any, kind
         assert all(own[block].equal(source[block]) for block in range(3))  # both pools give low blocks first
 
 
-async def test_all_choices_come_and_one_that_ends_lets_another_request_in() -> None:
+async def test_all_choices_are_sent_and_a_finished_one_admits_another_request() -> None:
     async with pair(max_sequences=3) as both:
         await both.ask(1, n=3)
         await both.ask(2, n=2)
@@ -98,7 +98,7 @@ async def test_all_choices_come_and_one_that_ends_lets_another_request_in() -> N
                 await has_answer(both, attempt_id, choice)
 
 
-async def test_an_answer_of_one_token_ends_with_prefill() -> None:
+async def test_answer_of_one_token_ends_with_prefill() -> None:
     async with pair() as both:
         await both.ask(1, max_tokens=1)
         await both.to_prefill.one("first_step", 1)
@@ -116,7 +116,7 @@ async def test_cancel_while_waiting_for_pages() -> None:
         await both.router.cancel(1)
 
 
-async def test_room_that_a_cancel_makes_goes_to_who_waits() -> None:
+async def test_cancelled_requests_capacity_admits_a_waiting_one() -> None:
     async with pair() as both:
         await both.ask_decode_alone(1, tokens=60, max_tokens=40)
         await both.ask(2, tokens=60, max_tokens=40)
@@ -144,13 +144,13 @@ async def test_cancel_while_running_stops_the_tokens() -> None:
         assert not both.router.tokens(1)
 
 
-async def test_the_deadline_ends_a_request_that_waits_for_kv() -> None:
+async def test_deadline_ends_a_request_that_waits_for_kv() -> None:
     async with pair() as both:
         await both.router.send(start=start_command(1, b"1" * 16, both.prefill.endpoint, time_left_ms=50))
         assert (await both.router.one("failed", 1)).reason == session_pb2.FAILURE_REASON_DEADLINE
 
 
-async def test_the_deadline_ends_a_request_that_runs() -> None:
+async def test_deadline_ends_a_request_that_runs() -> None:
     async with pair() as both:
         both.decode.runner.hold()
         await both.ask(1, time_left_ms=60_000)
@@ -169,21 +169,21 @@ async def test_logits_that_are_not_finite_fail_their_request_alone() -> None:
         await has_answer(both, 2)
 
 
-async def test_what_fails_at_prefill_fails_the_transfer() -> None:
+async def test_failure_at_prefill_fails_the_transfer() -> None:
     async with pair() as both:
         both.prefill.runner.poison = {1}
         await both.ask(1)
         assert (await both.router.one("failed", 1)).reason == session_pb2.FAILURE_REASON_TRANSFER
 
 
-async def test_a_prefill_worker_that_is_not_there_fails_the_transfer() -> None:
+async def test_missing_prefill_worker_fails_the_transfer() -> None:
     async with pair() as both:
         await both.router.send(start=start_command(1, b"1" * 16, "127.0.0.1:1"))
         assert (await both.router.one("failed", 1)).reason == session_pb2.FAILURE_REASON_TRANSFER
         assert not both.decode.peers._pairings
 
 
-async def test_what_does_not_fit_is_refused() -> None:
+async def test_oversized_request_is_rejected() -> None:
     async with pair() as both:
         for attempt_id, wrong in enumerate(({"tokens": 0}, {"tokens": 97}, {"n": 0}, {"n": 9}, {"max_tokens": 0})):
             await both.router.send(start=start_command(attempt_id, b"1" * 16, both.prefill.endpoint, **wrong))
@@ -204,7 +204,7 @@ async def test_two_routers_may_use_the_same_attempt_id() -> None:
         assert not both.router.about("failed", 1)
 
 
-async def test_an_attempt_sent_twice_is_taken_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_repeated_attempt_starts_once(caplog: pytest.LogCaptureFixture) -> None:
     async with pair() as both:
         await both.ask_decode_alone(1)
         await both.router.send(start=start_command(1, b"1" * 16, both.prefill.endpoint))
@@ -215,7 +215,7 @@ async def test_an_attempt_sent_twice_is_taken_once(caplog: pytest.LogCaptureFixt
         await both.router.cancel(2)
 
 
-async def test_a_router_that_comes_back_in_time_gets_every_token_once() -> None:
+async def test_reconnecting_router_gets_every_token_once() -> None:
     async with pair() as both:
         both.decode.runner.hold()
         await both.ask(1, max_tokens=20)
@@ -226,7 +226,7 @@ async def test_a_router_that_comes_back_in_time_gets_every_token_once() -> None:
         await has_answer(both, 1, max_tokens=20)
 
 
-async def test_the_requests_of_a_router_that_stays_away_are_aborted() -> None:
+async def test_requests_of_a_router_that_stays_away_are_aborted() -> None:
     async with pair(grace_s=0.05) as both:
         await both.ask_decode_alone(1)
         await both.router.disconnect()
@@ -235,7 +235,7 @@ async def test_the_requests_of_a_router_that_stays_away_are_aborted() -> None:
         assert both.router.welcome is not None and not both.router.welcome.resumed
 
 
-async def test_a_worker_that_stops_lets_everything_go() -> None:
+async def test_worker_that_stops_lets_everything_go() -> None:
     prefill, decode = PrefillStack(), DecodeStack()
     await prefill.start()
     await decode.start()
@@ -249,7 +249,7 @@ async def test_a_worker_that_stops_lets_everything_go() -> None:
     await prefill.stop()
 
 
-async def test_what_nobody_foresaw_ends_its_request_and_is_logged_with_its_trace(
+async def test_unexpected_error_ends_its_request_and_is_logged_with_its_trace(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     trace = new_trace()
@@ -263,7 +263,7 @@ async def test_what_nobody_foresaw_ends_its_request_and_is_logged_with_its_trace
         assert lines == [("answer failed: unexpected error", trace)]
 
 
-async def test_logprobs_come_with_every_token_and_the_first_ones_over_the_transfer() -> None:
+async def test_logprobs_are_sent_with_every_token_and_the_first_by_the_transfer() -> None:
     async with pair() as both:
         await both.ask(1, sampling={"logprobs": 2})
         await has_answer(both, 1)
@@ -281,7 +281,7 @@ async def test_without_being_asked_no_logprobs_come() -> None:
         assert not any(output.logprobs or output.top_token_ids for output in both.router.outputs(1))
 
 
-async def test_a_sampling_value_without_meaning_is_named() -> None:
+async def test_sampling_value_without_meaning_is_named() -> None:
     async with pair() as both:
         await both.router.send(start=start_command(1, b"1" * 16, both.prefill.endpoint, sampling={"typical_p": 2.0}))
         failed = await both.router.one("failed", 1)
@@ -289,7 +289,7 @@ async def test_a_sampling_value_without_meaning_is_named() -> None:
         assert "typical_p" in failed.message
 
 
-async def test_a_router_without_a_protocol_in_common_is_refused_with_both_versions_named() -> None:
+async def test_router_without_a_common_protocol_is_rejected_with_both_versions() -> None:
     async with running(DecodeStack()) as decode, grpc.aio.insecure_channel(decode.endpoint) as channel:
         call = session_pb2_grpc.SessionServiceStub(channel).Connect()
         later = versions_pb2.Versions(release="9.0.0", protocol=9, oldest_protocol=9)
@@ -301,7 +301,7 @@ async def test_a_router_without_a_protocol_in_common_is_refused_with_both_versio
         assert "release 9.0.0 (protocol 9)" in str(refused.value.details()) and str(OWN) in str(refused.value.details())
 
 
-async def test_an_enum_value_of_a_later_release_is_refused_by_name() -> None:
+async def test_enum_value_of_a_later_release_is_refused_by_name() -> None:
     async with pair() as both:
         await both.router.send(start=start_command(1, b"1" * 16, "", n=2, sampling={"beam_width": 2, "beam_stop": 99}))
         failed = await both.router.one("failed", 1)

@@ -9,7 +9,7 @@ FLAGS = ("--worker-id", "decode", "--model", "/models/large", "--host", "127.0.0
 
 
 @pytest.mark.parametrize("flags", [("--speculate", "draft"), ("--draft-model", "/models/small")])
-def test_a_draft_model_and_its_use_go_together(flags: tuple[str, ...]) -> None:
+def test_draft_model_and_its_use_go_together(flags: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="--speculate draft and --draft-model must be set together"):
         read_config(DecodeConfig, [*FLAGS, *flags])
 
@@ -20,7 +20,7 @@ def test_several_ranks_draft_nothing() -> None:
         read_config(DecodeConfig, [*FLAGS, *flags])
 
 
-def test_the_pool_of_drafts_has_a_size_of_its_own() -> None:
+def test_draft_pool_has_its_own_size() -> None:
     flags = ["--speculate", "draft", "--draft-model", "/models/small", "--draft-kv-memory", "16MiB"]
     config = read_config(DecodeConfig, [*FLAGS, *flags])
     assert int(config.draft_kv_memory) == 16 << 20

@@ -58,16 +58,16 @@ def first_cause(gap: Gap | None) -> tuple[StallCause, str, float]:
     return gap.causes[0].cause, gap.causes[0].request_id, round(gap.causes[0].ms)
 
 
-def test_a_usual_step_is_not_explained() -> None:
+def test_usual_step_is_not_explained() -> None:
     assert World().gap_after((StepTimeBreakdown(USUAL_S), {})) is None
 
 
-def test_a_worker_that_has_made_no_steps_yet_explains_nothing() -> None:
+def test_worker_without_steps_explains_no_gap() -> None:
     world = World(usual_steps=0)
     assert not world.gaps.is_late(Moment(0, 0.0), StepRecord(0.0, 1.0, number=1))
 
 
-def test_a_prompt_in_the_step_is_blamed() -> None:
+def test_prompt_in_the_step_is_blamed() -> None:
     gap = World().gap_after((StepTimeBreakdown(0.110), {"prompts": (PromptChunk(3, 500),)}))
     assert first_cause(gap) == (StallCause.PROMPTS, "r3", 100)
     assert gap is not None and gap.usual_ms == pytest.approx(10.0)
@@ -76,20 +76,20 @@ def test_a_prompt_in_the_step_is_blamed() -> None:
 DRAFTS: dict[str, Any] = {"drafts": (DraftPart(1, 0, 2), DraftPart(2, 0, 6)), "prices": StepPrices(USUAL_S, 0.030)}
 
 
-def test_the_drafts_of_a_step_are_blamed_for_as_much_as_they_are_known_to_cost() -> None:
+def test_drafts_are_blamed_for_their_known_cost() -> None:
     gap = World().gap_after((StepTimeBreakdown(0.045), DRAFTS))
     assert first_cause(gap) == (StallCause.DRAFTS, "r2", 30)
     assert gap is not None and gap.causes[0].detail == "8 drafted tokens in a step"
     assert gap.causes[1].cause is StallCause.SLOWER and gap.usual_ms == pytest.approx(10.0)
 
 
-def test_a_prompt_beside_drafts_is_blamed_for_the_rest() -> None:
+def test_prompt_next_to_drafts_is_blamed_for_the_rest() -> None:
     gap = World().gap_after((StepTimeBreakdown(0.110), {**DRAFTS, "prompts": (PromptChunk(3, 500),)}))
     assert gap is not None
     assert [(part.cause, round(part.ms)) for part in gap.causes] == [(StallCause.PROMPTS, 70), (StallCause.DRAFTS, 30)]
 
 
-def test_where_every_step_has_drafts_a_usual_one_is_what_it_would_be_without() -> None:
+def test_usual_step_excludes_drafts_where_every_step_has_them() -> None:
     world = World(usual_steps=0)
     for _ in range(STEPS):
         world.step(StepTimeBreakdown(0.040), **DRAFTS)
@@ -120,7 +120,7 @@ def test_each_part_of_a_step_has_its_cause(part: str, cause: StallCause) -> None
     assert first_cause(gap) == (cause, "", 200)
 
 
-def test_a_mask_that_the_step_waited_for_is_blamed_on_its_request() -> None:
+def test_mask_that_the_step_waited_for_is_blamed_on_its_request() -> None:
     gap = World().gap_after((StepTimeBreakdown(USUAL_S, masks_s=0.2), {"late": (ChoiceKey(2, 0),)}))
     assert first_cause(gap) == (StallCause.MASK, "r2", 200)
 
@@ -131,14 +131,14 @@ def test_steps_without_this_answer_are_its_late_mask() -> None:
     assert first_cause(gap) == (StallCause.MASK, "r1", 30)
 
 
-def test_a_preempted_answer_blames_the_largest_other_also_once_that_has_ended() -> None:
+def test_preempted_answer_blames_the_largest_other_even_if_finished() -> None:
     without = (StepTimeBreakdown(USUAL_S), {"preempted": (OWN,), "answers": (2, 3), "contexts": (60, 900)})
     recomputes = (StepTimeBreakdown(0.050), {"prompts": (PromptChunk(1, 80),), "answers": (), "contexts": ()})
     gap = World().gap_after(without, without, recomputes)
     assert first_cause(gap) == (StallCause.PREEMPTION, "r3", 60)
 
 
-def test_more_answers_and_longer_contexts_cost_what_they_did_lately() -> None:
+def test_batch_and_context_growth_is_blamed_at_recent_cost() -> None:
     """A step of n answers took 5 ms, 1 ms for each, and 1 us for each token of their contexts."""
     world = World(usual_steps=0)
 
@@ -155,7 +155,7 @@ def test_more_answers_and_longer_contexts_cost_what_they_did_lately() -> None:
     assert first_cause(longer)[0] is StallCause.CONTEXTS
 
 
-def test_answers_of_one_batch_share_their_explanation_but_for_one_that_was_left_out() -> None:
+def test_answers_of_a_batch_share_an_explanation_except_a_skipped_one() -> None:
     world = World()
     last = Moment(world.number, world.now)
     world.step(StepTimeBreakdown(0.060), preempted=(ChoiceKey(3, 0),))
@@ -168,7 +168,7 @@ def test_answers_of_one_batch_share_their_explanation_but_for_one_that_was_left_
     assert causes == {"one": StallCause.SLOWER, "two": StallCause.SLOWER, "left out": StallCause.PREEMPTION}
 
 
-def test_the_same_work_that_took_longer_is_slower_computation() -> None:
+def test_same_work_that_took_longer_is_slower_computation() -> None:
     assert first_cause(World().gap_after((StepTimeBreakdown(0.060), {}))) == (StallCause.SLOWER, "", 50)
 
 
@@ -205,7 +205,7 @@ def test_usual_time_and_causes_add_up_to_the_gap(steps: list[tuple[StepTimeBreak
     assert gap is None or all(part.ms > 0.0 for part in gap.causes)
 
 
-def test_a_hand_over_is_explained_where_it_is_long() -> None:
+def test_hand_over_is_explained_where_it_is_long() -> None:
     gaps = World().gaps
     assert gaps.held(StepTimeBreakdown(0.001)) == ()
     [first, second] = gaps.held(StepTimeBreakdown(0.030, collecting_s=0.020))

@@ -87,7 +87,7 @@ async def three(confirm_period_s: float = 0.01, transport: Any = "auto") -> Asyn
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "tcp", "grpc"])
-async def test_the_next_attempt_pulls_only_what_was_not_confirmed(transport: Any) -> None:
+async def test_next_attempt_pulls_only_unconfirmed_blocks(transport: Any) -> None:
     async with three(transport=transport) as world:
         await world.begin()
         await world.is_certain(OFFERED)
@@ -102,7 +102,7 @@ async def test_the_next_attempt_pulls_only_what_was_not_confirmed(transport: Any
             )
 
 
-async def test_a_block_that_was_copied_and_not_confirmed_is_pulled_again() -> None:
+async def test_block_that_was_copied_and_not_confirmed_is_pulled_again() -> None:
     async with three(confirm_period_s=NEVER_S) as world:
         await world.begin()
         await world.lose_first()
@@ -112,7 +112,7 @@ async def test_a_block_that_was_copied_and_not_confirmed_is_pulled_again() -> No
         assert landed.bytes == BLOCKS * BLOCK_BYTES
 
 
-async def test_a_router_that_tries_again_says_so_and_loses_nothing_that_is_certain() -> None:
+async def test_retrying_router_loses_no_confirmed_block() -> None:
     """It learns of the death first, and its next attempt is right behind the cancel."""
     async with three() as world:
         await world.begin()
@@ -121,7 +121,7 @@ async def test_a_router_that_tries_again_says_so_and_loses_nothing_that_is_certa
         assert (await world.again()).cached_tokens == OFFERED * BLOCK_TOKENS
 
 
-async def test_the_next_attempt_waits_for_the_copy_under_way() -> None:
+async def test_next_attempt_waits_for_the_copy_under_way() -> None:
     async with three() as world:
         await world.begin()
         await world.is_certain(OFFERED)
@@ -148,7 +148,7 @@ async def test_cancelled_transfer_leaves_no_blocks() -> None:
         assert world.decode.counts.cached == 0
 
 
-async def test_what_its_source_takes_back_is_not_kept_although_it_was_confirmed() -> None:
+async def test_confirmed_block_withdrawn_by_its_source_is_dropped() -> None:
     """The prompt may have failed there: logits that are not finite make all of its KV suspect."""
     async with three() as world:
         await world.begin()
@@ -170,7 +170,7 @@ class _Source:
         return kv_transfer_pb2.ConfirmResponse(pinned=self._answers.pop(0))
 
 
-async def test_what_lands_after_the_question_is_not_in_the_answer() -> None:
+async def test_block_landing_after_the_query_is_not_in_its_answer() -> None:
     progress, confirmed = Progress(opened=0.0, landed_blocks=2), ConfirmedBlocks()
     await keep_confirming(_Source(progress, [True, False]), bytes(16), progress, confirmed, 0.0)  # type: ignore[arg-type]
     assert confirmed.blocks == 2, "neither what landed meanwhile, nor what the source would not vouch for"

@@ -31,7 +31,7 @@ async def end(*tasks: "asyncio.Task[None]") -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_only_a_prompt_that_goes_on_from_it_waits() -> None:
+async def test_only_a_prompt_extending_the_prefix_waits() -> None:
     partial_prefixes, copy = PartialPrefixes(), asyncio.create_task(never())
     partial_prefixes.add(QUESTION, copy)
     assert await waits(partial_prefixes, SYSTEM, QUESTION)
@@ -54,13 +54,13 @@ async def test_prompts_with_one_system_prompt_do_not_displace_each_other() -> No
     assert len(partial_prefixes) == 0
 
 
-def test_a_command_is_known_by_its_last_block() -> None:
+def test_command_is_known_by_its_last_block() -> None:
     session: Any = None
     commands = [session_pb2.Start(block_hashes=hashes) for hashes in ([SYSTEM, QUESTION], [])]
     assert [answer_to(command, 1, session, 4).last_block for command in commands] == [QUESTION, b""]
 
 
-async def test_a_prompt_that_keeps_out_of_the_cache_is_not_waited_for() -> None:
+async def test_prompt_that_keeps_out_of_the_cache_is_not_waited_for() -> None:
     partial_prefixes, copy = PartialPrefixes(), asyncio.create_task(never())
     partial_prefixes.add(b"", copy)
     assert len(partial_prefixes) == 0

@@ -16,7 +16,7 @@ def answer(tokens: int, answered: int = 0) -> RetainedOutputs:
     return kept
 
 
-def test_an_answer_is_there_for_its_grace_and_not_longer() -> None:
+def test_answer_is_there_for_its_grace_and_not_longer() -> None:
     ended: EndedOutputs[str] = EndedOutputs(GRACE_S, RetainedBounds(answers=8, tokens=100))
     kept = answer(5)
     ended.keep("early", kept, now=0.0)
@@ -29,7 +29,7 @@ def test_an_answer_is_there_for_its_grace_and_not_longer() -> None:
     assert ended.take("late", now=10.1) is None
 
 
-def test_log_probabilities_are_kept_only_where_they_are_told() -> None:
+def test_logprobs_are_retained_only_if_requested() -> None:
     for with_logprobs in (False, True):
         kept = RetainedOutputs((), with_logprobs)
         kept.add(0, Drawn(7, -0.5), None)
@@ -37,7 +37,7 @@ def test_log_probabilities_are_kept_only_where_they_are_told() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40), st.floats(0, 4)), max_size=40))
-def test_the_oldest_go_first_where_there_are_too_many(events: list[tuple[int, int, float]]) -> None:
+def test_oldest_answers_are_evicted_above_the_limit(events: list[tuple[int, int, float]]) -> None:
     bounds = RetainedBounds(answers=4, tokens=60)
     ended: EndedOutputs[int] = EndedOutputs(GRACE_S, bounds)
     model: list[tuple[int, int, float]] = []  # key, tokens, expiry; oldest first

@@ -26,13 +26,13 @@ def figures(message: session_pb2.Drafts) -> tuple[int, int, int, float]:
     return message.output, message.drafted_tokens, message.accepted_tokens, round(message.saved_ms, 6)
 
 
-def test_accepted_tokens_save_a_step_each_and_all_answers_wait_for_the_longer_one() -> None:
+def test_accepted_tokens_save_a_step_each_and_all_answers_wait_for_longer_ones() -> None:
     times: dict[int, RequestTimes] = {}
     batch = batch_of((1, 0), (1, 0), (1, 0), (2, 0), times=times)
     assert [figures(each) for each in batch.drafts] == [(0, 3, 2, 18.0), (1, 0, 0, -2.0)]
     assert (times[1].drafted_tokens, times[1].accepted_tokens, times[2].drafted_tokens) == (3, 2, 0)
 
 
-def test_another_choice_of_the_request_has_no_part_in_them() -> None:
+def test_other_choice_of_the_request_has_no_share_in_drafts() -> None:
     batch = batch_of((1, 0), (1, 1), times={})
     assert [figures(each) for each in batch.drafts] == [(0, 3, 0, -2.0), (1, 0, 0, -2.0)]

@@ -61,7 +61,7 @@ def test_streamed_answer_sends_each_token() -> None:
     assert tokens(outputs) == [(1, [101]), (2, [102]), (3, [103])]
 
 
-def test_waiting_tokens_are_taken_once() -> None:
+def test_waiting_tokens_are_sent_once() -> None:
     whole = answer(64)
     for offset in range(1, 4):
         whole.take(made(offset), may_wait=True)

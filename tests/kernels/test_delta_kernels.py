@@ -99,9 +99,7 @@ def test_convolution_with_bias_and_without_activation_equals_pytorch(is_native: 
 
 
 @pytest.mark.parametrize("is_native", [False, True])
-def test_a_token_that_is_computed_again_reads_the_same_and_changes_nothing(
-    is_native: bool, native: NativeLibrary
-) -> None:
+def test_recomputed_token_reads_the_same_state_and_changes_nothing(is_native: bool, native: NativeLibrary) -> None:
     of = native if is_native else reference
     pool, inputs = Pool(), Inputs(1)
     first, again = (runs_of(1, (), [(0, 0, how)]) for how in (StateInit.ZERO, StateInit.AGAIN))
@@ -114,7 +112,7 @@ def test_a_token_that_is_computed_again_reads_the_same_and_changes_nothing(
 
 
 @pytest.mark.parametrize("is_native", [False, True])
-def test_nothing_comes_of_a_state_after_other_tokens(is_native: bool, native: NativeLibrary) -> None:
+def test_state_after_other_tokens_gives_no_result(is_native: bool, native: NativeLibrary) -> None:
     of = native if is_native else reference
     pool, inputs = Pool(), Inputs(2)
     pool.pages.zero_()
@@ -123,7 +121,7 @@ def test_nothing_comes_of_a_state_after_other_tokens(is_native: bool, native: Na
     assert of.causal_convolution(inputs.x, inputs.weight, pool.inputs, runs)[0].isnan().all()
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_shapes_are_rejected() -> None:
     pool, inputs, runs = Pool(), Inputs(sum(PIECES)), chain()
     with pytest.raises(ValueError, match="states must be"):
         causal_convolution(inputs.x, inputs.weight, pool.matrices, runs)

@@ -53,7 +53,7 @@ def expected(query: torch.Tensor, layer: KvLayer, scoring: Scoring) -> torch.Ten
     )
 
 
-def test_chunks_of_any_start_attend_as_the_reference_does_on_every_layer_of_one_plan(pool: KvPages) -> None:
+def test_chunks_of_any_start_attend_like_the_reference_with_one_plan(pool: KvPages) -> None:
     planner = FlashInferPrefill(HEADS, pool.layer(0))
     planned = planner.plan(chunks(3))
     for index, scale in enumerate((0.3, 0.7, 0.1)):
@@ -63,7 +63,7 @@ def test_chunks_of_any_start_attend_as_the_reference_does_on_every_layer_of_one_
     assert planner._wrapper.plans == 1
 
 
-def test_a_plan_is_for_the_chunks_of_its_own_step(pool: KvPages) -> None:
+def test_plan_belongs_to_the_chunks_of_its_step(pool: KvPages) -> None:
     planner, query = FlashInferPrefill(HEADS, pool.layer(0)), torch.randn(TOKENS, HEADS, HEAD_DIM).bfloat16()
     planner.plan(chunks(2))
     found = attend(planner.plan(chunks(3)), query, pool.layer(1), Scoring(0.3))
@@ -79,21 +79,19 @@ def test_only_the_last_chunks_are_planned(pool: KvPages) -> None:
     torch.testing.assert_close(out, expected(query, pool.layer(1), Scoring(0.3))[2:])
 
 
-def test_the_pool_is_read_where_it_lies(pool: KvPages) -> None:
+def test_pool_is_read_in_place(pool: KvPages) -> None:
     planner, query = FlashInferPrefill(HEADS, pool.layer(0)), torch.randn(TOKENS, HEADS, HEAD_DIM).bfloat16()
     attend(planner.plan(chunks(3)), query, pool.layer(2), Scoring(0.3))
     assert planner._wrapper.pools == [(pool.layer(2).data.data_ptr(), pool.layer(2).data.stride())]
     assert not pool.layer(2).data.is_contiguous()
 
 
-def test_a_step_without_such_chunks_is_not_planned(pool: KvPages) -> None:
+def test_step_without_such_chunks_is_not_planned(pool: KvPages) -> None:
     planner, asked = FlashInferPrefill(HEADS, pool.layer(0)), chunks(0)
     assert planner.plan(asked) is asked and planner._wrapper.plans == 0
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_kernels_that_would_be_compiled_first_are_told_from_those_that_are(
-    compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_needing_compilation_are_distinguished(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     imitated_flashinfer.install(monkeypatch, compiled=compiled)
     assert is_installed() and is_compiled() is compiled

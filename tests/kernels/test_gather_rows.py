@@ -72,7 +72,7 @@ def test_many_tokens_are_the_same_on_any_number_of_threads(native: NativeLibrary
         torch.set_num_threads(threads)
 
 
-def test_ids_with_gaps_between_them_in_memory_are_read_as_they_are() -> None:
+def test_strided_ids_are_read() -> None:
     weight = torch.randn(40, 12)
     token_ids = torch.randint(40, (20,))[::3]
     assert torch.equal(gather_rows(token_ids, pack(weight, Stored.FLOAT32, None)), weight[token_ids])
@@ -89,14 +89,14 @@ def test_offsets_pass_the_reach_of_32_bits(native: NativeLibrary) -> None:
 
 
 @pytest.mark.parametrize("spoilt", [-1, 40, 1 << 40])
-def test_an_id_that_is_no_row_is_refused_and_nothing_read(native: NativeLibrary, spoilt: int) -> None:
+def test_out_of_range_id_is_rejected_before_any_read(native: NativeLibrary, spoilt: int) -> None:
     made = pack(torch.randn(40, 12), Stored.BFLOAT16, None)
     for gather in (native.gather_rows, reference.gather_rows):
         with pytest.raises(IndexError, match="the weight has 40 rows"):
             gather(torch.tensor([3, spoilt]), made)
 
 
-def test_integers_are_no_longer_what_was_packed_and_are_refused() -> None:
+def test_integer_weights_are_rejected() -> None:
     made = pack_int8(torch.ones(40, 64, dtype=torch.int8), torch.ones(40), None)
     with pytest.raises(ValueError, match="INT8"):
         gather_rows(torch.tensor([3]), made)

@@ -26,14 +26,14 @@ def test_numbers_and_shapes_stay_and_lie_one_after_the_other() -> None:
         assert 0 <= after.data_ptr() - (before.data_ptr() + before.nbytes) < ALIGNMENT_BYTES
 
 
-def test_what_does_not_fit_behind_the_last_begins_a_page_of_its_own() -> None:
+def test_copy_that_does_not_fit_begins_a_new_page() -> None:
     pages = HugePages()
     first, second = pages.copy(torch.ones(5)), pages.copy(torch.full((STRETCH_BYTES,), 3, dtype=torch.uint8))
     assert second.data_ptr() % HUGE_PAGE_BYTES == 0
     assert first.sum() == 5 and second.min() == second.max() == 3
 
 
-def test_copies_outlive_what_made_them() -> None:
+def test_copies_outlive_their_source() -> None:
     copy = HugePages().copy(torch.arange(1000))
     others = [HugePages().copy(torch.zeros(1000)) for _ in range(3)]
     assert copy.sum() == 999 * 500 and not sum(other.sum() for other in others)

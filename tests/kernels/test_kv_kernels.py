@@ -33,7 +33,7 @@ def test_store_kv_takes_slices_of_a_fused_projection() -> None:
     assert torch.equal(pool[0, 0, 1, :, 2], value[1])
 
 
-def test_store_kv_writes_keys_alone_where_they_begin_with_their_values() -> None:
+def test_store_kv_writes_only_keys_where_values_begin_with_them() -> None:
     pool = torch.full((BLOCKS, 2, 1, 1, BLOCK_TOKENS, HEAD_DIM), float("nan"))
     key, layer = torch.randn(2, 1, HEAD_DIM), KvPages(pool, None, 4).layer(1)
     store_kv(layer, key, None, torch.tensor([34, -1]))
@@ -72,7 +72,7 @@ def test_copy_blocks_copies_all_layers_of_each_pair() -> None:
         (torch.zeros(2, KV_HEADS, HEAD_DIM), torch.zeros(2, KV_HEADS, HEAD_DIM), torch.zeros(2).int(), "slots"),
     ],
 )
-def test_store_kv_refuses_what_the_contract_excludes(
+def test_store_kv_rejects_inputs_outside_its_contract(
     key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):

@@ -65,7 +65,7 @@ def test_gelu_is_that_of_transformers(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_clamped_gates_are_those_of_transformers_gpt_oss(dtype: torch.dtype) -> None:
+def test_clamped_gates_equal_transformers_gpt_oss(dtype: torch.dtype) -> None:
     gate, up = (5 * torch.randn(2, 5, 63)).to(dtype)
     experts = GptOssExperts(GptOssConfig(hidden_size=8, intermediate_size=8, num_local_experts=1))
     expected = experts._apply_gate(torch.stack((gate, up), dim=-1).flatten(1))
@@ -74,7 +74,7 @@ def test_clamped_gates_are_those_of_transformers_gpt_oss(dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_norm_of_float32_weights_rounds_once_as_gemmas_does(dtype: torch.dtype) -> None:
+def test_norm_of_float32_weights_rounds_once_as_gemmas_does(dtype: torch.dtype) -> None:
     module = Gemma2RMSNorm(63, eps=1e-5).to(dtype)
     torch.nn.init.normal_(module.weight)
     x = torch.randn(3, 63).to(dtype)
@@ -82,14 +82,14 @@ def test_a_norm_of_float32_weights_rounds_once_as_gemmas_does(dtype: torch.dtype
         assert torch.equal(reference.rms_norm(x, 1.0 + module.weight.float(), 1e-5), module(x))
 
 
-def test_what_lies_behind_the_rotated_pairs_stays() -> None:
+def test_numbers_after_the_rotated_pairs_are_unchanged() -> None:
     x, angles = torch.randn(4, 2, 10), torch.randn(4, 3)
     turned = rotary(x, angles.cos(), angles.sin())
     assert torch.equal(turned[..., 6:], x[..., 6:])
     assert torch.equal(turned[..., :6], rotary(x[..., :6], angles.cos(), angles.sin()))
 
 
-def test_launchers_refuse_what_their_contracts_exclude() -> None:
+def test_launchers_reject_inputs_outside_their_contracts() -> None:
     with pytest.raises(ValueError, match=r"weight must be \[4\]"):
         rms_norm(torch.zeros(2, 4), torch.zeros(3), 1e-6)
     with pytest.raises(ValueError, match=r"weight must be torch\.float32"):
@@ -110,6 +110,6 @@ def test_norms_of_heads_that_kernels_could_not_read_are_refused(spoilt: torch.Te
             rotate_and_store(torch.zeros(2, 3, 4), angles, angles, norms, kv, torch.arange(2))
 
 
-def test_a_norm_with_gaps_between_its_numbers_is_read_as_it_is() -> None:
+def test_norm_reads_strided_input() -> None:
     x, weight = torch.randn(3, 40), torch.randn(80)[::2]
     torch.testing.assert_close(rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))

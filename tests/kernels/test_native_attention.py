@@ -100,7 +100,7 @@ def test_decode_equals_the_reference(native: NativeLibrary, seed: int) -> None:
 
 @pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
 @pytest.mark.parametrize("kind", [0, 1])
-def test_what_is_not_finite_shows(native: NativeLibrary, kind: int, spoilt: float) -> None:
+def test_nonfinite_values_stay_visible(native: NativeLibrary, kind: int, spoilt: float) -> None:
     data = torch.randn(2, 2, 1, 32, 16)
     data[1, kind, 0, 3] = spoilt
     kv, ids, scoring = KvLayer(data, None), torch.tensor([0, 1]), Scoring(0.25)
@@ -112,7 +112,7 @@ def test_what_is_not_finite_shows(native: NativeLibrary, kind: int, spoilt: floa
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_a_row_is_the_same_to_the_last_bit_in_any_chunk_and_in_decode(native: NativeLibrary, seed: int) -> None:
+def test_row_is_the_same_to_the_last_bit_in_any_chunk_and_in_decode(native: NativeLibrary, seed: int) -> None:
     case = Case(seed)
     total = case.draw.choice([3, 40, 64, 65, 130, 257, 600])
     scoring = case.scoring
@@ -131,9 +131,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_chunk_and_in_decode(native: Na
 
 
 @pytest.mark.parametrize("window", [None, 4000])
-def test_where_the_pieces_of_a_context_become_longer_rows_are_the_same_too(
-    native: NativeLibrary, window: int | None
-) -> None:
+def test_split_contexts_equal_unsplit_rows(native: NativeLibrary, window: int | None) -> None:
     case = Case(0)
     case.kv_heads, case.group, case.head_dim, case.block_tokens, case.dtype = 1, 3, 16, 64, torch.float32
     total, start = MOST_PIECES * PIECE_TOKENS + 40, MOST_PIECES * PIECE_TOKENS - 40

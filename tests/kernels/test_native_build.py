@@ -49,7 +49,7 @@ def levels_in(folder: Path) -> list[str]:
         ("-march=skylake-avx512", "AVX2"),
     ],
 )
-def test_a_compiler_that_does_not_know_the_processor_builds_the_next_level_below(
+def test_build_falls_back_to_the_next_level_for_old_compilers(
     unknown: str,
     level: str,
     tmp_path: Path,
@@ -74,7 +74,7 @@ def test_all_levels_that_the_compiler_knows_are_built(
     assert best_library("AVX2", built) == library_path("AVX2", built)
 
 
-def test_without_a_compiler_nothing_is_built_and_that_is_said(
+def test_build_without_a_compiler_builds_nothing_and_says_so(
     tmp_path: Path, built: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -86,7 +86,7 @@ def test_without_a_compiler_nothing_is_built_and_that_is_said(
     assert not built.exists()
 
 
-def test_a_library_of_other_sources_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_of_other_sources_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = library_path("DEFAULT", tmp_path)
     monkeypatch.setattr("baton.kernels.native.build.FLAGS", ("-O1",))
     assert library_path("DEFAULT", tmp_path) != before

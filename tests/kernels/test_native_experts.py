@@ -90,7 +90,7 @@ def test_every_row_takes_the_shared_expert(native: NativeLibrary, opened: bool) 
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(native: NativeLibrary, routing: str) -> None:
+def test_row_does_not_depend_on_its_neighbours_or_on_threads(native: NativeLibrary, routing: str) -> None:
     asked, x, threads = mixture(ROUTINGS[routing], Stored.ROUNDING), torch.randn(40, HIDDEN), torch.get_num_threads()
     whole = native.packed_experts(x, asked)
     for rows in (1, 2, 7, 33):
@@ -102,7 +102,7 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(native: NativeLib
         torch.set_num_threads(threads)
 
 
-def test_a_row_that_is_not_finite_spoils_no_other(native: NativeLibrary) -> None:
+def test_nonfinite_row_spoils_no_other(native: NativeLibrary) -> None:
     asked, x = mixture(ROUTINGS["best groups"]), torch.randn(5, HIDDEN)
     clean = native.packed_experts(x, asked)
     x[2, 7] = torch.nan
@@ -124,7 +124,7 @@ def test_weights_of_experts_that_no_row_takes_are_not_read(native: NativeLibrary
     assert torch.equal(native.packed_experts(x, asked), clean)
 
 
-def test_of_experts_that_are_as_good_the_first_are_taken(native: NativeLibrary) -> None:
+def test_first_of_equal_experts_are_chosen(native: NativeLibrary) -> None:
     asked, x = mixture(Routing(2, normalised=True)), torch.randn(1, HIDDEN)
     asked.router.data.zero_()
     first = replace(asked, experts=asked.experts[:2], router=pack(torch.zeros(2, HIDDEN), Stored.FLOAT32, None))

@@ -83,7 +83,7 @@ def test_linear_equals_the_reference(
 
 
 @pytest.mark.parametrize("stored", FLOATS)
-def test_products_by_head_equal_the_reference_and_do_not_depend_on_neighbours_or_threads(
+def test_head_linear_equals_the_reference_and_ignores_neighbours_and_threads(
     native: NativeLibrary, stored: Stored
 ) -> None:
     weight, x, threads = pack(torch.randn(3 * 64, 21), stored, None), torch.randn(30, 3, 21), torch.get_num_threads()
@@ -98,7 +98,7 @@ def test_products_by_head_equal_the_reference_and_do_not_depend_on_neighbours_or
 
 
 @pytest.mark.parametrize("stored", Stored)
-def test_a_row_of_linear_does_not_depend_on_its_neighbours_or_on_threads(native: NativeLibrary, stored: Stored) -> None:
+def test_row_of_linear_does_not_depend_on_its_neighbours_or_on_threads(native: NativeLibrary, stored: Stored) -> None:
     inputs, threads = inputs_for(stored, 75), torch.get_num_threads()
     weight, x = weight_of(stored, 200, inputs, bias=True), torch.randn(40, inputs)
     whole = native.packed_linear(x, weight)
@@ -163,7 +163,7 @@ def test_groups_have_any_size(native: NativeLibrary, rows: int, group_inputs: in
     torch.testing.assert_close(native.packed_linear(x, weight), expected, rtol=0.0, atol=tolerance)
 
 
-def test_a_large_input_of_int4_coarsens_its_own_group_alone(native: NativeLibrary) -> None:
+def test_large_int4_input_coarsens_only_its_group(native: NativeLibrary) -> None:
     weight, x = weight_of(Stored.INT4, 50, 4 * GROUP_INPUTS, bias=False), torch.randn(3, 4 * GROUP_INPUTS)
     expected = x @ unpacked(weight).T
     x[:, 0], column = 1000.0, unpacked(weight)[:, 0]
@@ -191,7 +191,7 @@ def test_sums_of_int8_with_many_large_inputs_fit_in_32_bits(native: NativeLibrar
     torch.testing.assert_close(native.packed_linear(torch.ones(rows, 5000), weight), expected, rtol=1e-3, atol=0.0)
 
 
-def test_a_large_input_of_int8_leaves_other_inputs_exact_to_a_thousandth(native: NativeLibrary) -> None:
+def test_large_input_of_int8_leaves_other_inputs_exact_to_a_thousandth(native: NativeLibrary) -> None:
     weight, x = weight_of(Stored.INT8, 50, 600, bias=False), torch.randn(5, 600)
     assert weight.scales is not None
     numbers = unpacked(weight).double() * weight.scales[:50, None]
@@ -203,9 +203,7 @@ def test_a_large_input_of_int8_leaves_other_inputs_exact_to_a_thousandth(native:
 
 @pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
 @pytest.mark.parametrize("stored", Stored)
-def test_what_is_not_finite_shows_in_its_row_of_linear_alone(
-    native: NativeLibrary, stored: Stored, spoilt: float
-) -> None:
+def test_nonfinite_input_shows_only_in_its_row_of_linear(native: NativeLibrary, stored: Stored, spoilt: float) -> None:
     inputs = inputs_for(stored, 10)
     weight, x = weight_of(stored, 40, inputs, bias=False), torch.randn(3, inputs)
     clean = native.packed_linear(x, weight)
@@ -273,7 +271,7 @@ def test_stored_bytes_and_scales_are_the_references(native: NativeLibrary, dtype
 
 
 @pytest.mark.parametrize("dtype", QUANTISED, ids=str)
-def test_a_row_that_is_not_finite_gets_a_scale_that_is_not(native: NativeLibrary, dtype: torch.dtype) -> None:
+def test_nonfinite_row_gets_a_nonfinite_scale(native: NativeLibrary, dtype: torch.dtype) -> None:
     layout, angles = KvLayout(1, 1, 4, 16, dtype), torch.zeros(3, 8)
     kv = layout.view(torch.zeros(layout.block_bytes, dtype=torch.uint8), 1).layer(0)
     qkv = torch.randn(3, 3, 16)
@@ -283,7 +281,7 @@ def test_a_row_that_is_not_finite_gets_a_scale_that_is_not(native: NativeLibrary
     assert kv.scales[0, :, 0, :3].isfinite().tolist() == [[False, True, True], [True, True, False]]
 
 
-def test_a_forked_child_shares_out_work_among_threads_of_its_own(native: NativeLibrary) -> None:
+def test_forked_child_uses_its_own_threads(native: NativeLibrary) -> None:
     weight, x, threads = weight_of(Stored.FLOAT32, 300, 40, bias=False), torch.randn(5, 40), torch.get_num_threads()
     torch.set_num_threads(2)
     try:

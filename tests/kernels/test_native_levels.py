@@ -48,7 +48,7 @@ def emulated() -> NativeLibrary:
     return native_at(EMULATED_AMX)
 
 
-def test_the_level_of_amx_multiplies_without_where_the_system_refuses_it(emulated: NativeLibrary) -> None:
+def test_level_of_amx_multiplies_without_where_the_system_refuses_it(emulated: NativeLibrary) -> None:
     """All tests of the emulated level below do so; here, that they do."""
     weight, x = pack(torch.randn(70, 130), Stored.ROUNDING, None), torch.randn(33, 130)
     with_tiles, without = (each.packed_linear(x, weight) for each in (emulated, native_at(EMULATED_BF16)))
@@ -59,7 +59,7 @@ def test_the_level_of_amx_multiplies_without_where_the_system_refuses_it(emulate
 
 
 @pytest.mark.parametrize(("rows", "inputs"), [(1, 1), (1, 700), (17, 33), (40, 700), (300, 64)])
-def test_sums_in_tiles_come_about_in_the_order_of_the_manual(emulated: NativeLibrary, rows: int, inputs: int) -> None:
+def test_tile_sums_follow_the_order_of_the_manual(emulated: NativeLibrary, rows: int, inputs: int) -> None:
     """Two sums per output and 32 inputs, then both, then all."""
     torch.manual_seed(0)
     weight, x = torch.randn(40, inputs).bfloat16(), torch.randn(rows, inputs).bfloat16()

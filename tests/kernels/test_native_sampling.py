@@ -36,7 +36,7 @@ def test_survey_equals_the_reference(native: NativeLibrary, seed: int) -> None:
 
 @pytest.mark.parametrize("spoilt", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("place", [0, 40, 99])
-def test_a_row_that_is_not_finite_is_found_alone(native: NativeLibrary, place: int, spoilt: float) -> None:
+def test_nonfinite_row_is_found_alone(native: NativeLibrary, place: int, spoilt: float) -> None:
     logits = torch.randn(3, 100)
     clean = native.row_statistics(logits)
     logits[1, place] = spoilt
@@ -70,12 +70,12 @@ def test_numbers_at_the_ends_choose_tokens_that_may_be_drawn(native: NativeLibra
 
 
 @pytest.mark.parametrize("row", [[torch.nan, 1.0], [torch.inf, 1.0], [-torch.inf, -torch.inf]])
-def test_a_row_without_a_token_to_draw_says_so(native: NativeLibrary, row: list[float]) -> None:
+def test_row_without_a_token_to_draw_says_so(native: NativeLibrary, row: list[float]) -> None:
     asked = (torch.ones(1), torch.zeros(1, dtype=torch.int64), torch.ones(1), torch.tensor([0.5]).double())
     assert drawn_by(native, torch.tensor([row]), *asked).logprobs.isnan().all()
 
 
-def test_a_banned_token_spoils_a_row_that_may_ban_none(native: NativeLibrary) -> None:
+def test_banned_token_spoils_a_row_that_may_ban_none(native: NativeLibrary) -> None:
     logits = torch.tensor([[1.0, -torch.inf], [1.0, 0.0]])
     asked = (torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.ones(2), torch.zeros(2, dtype=torch.float64))
     for may_ban, expected in ((True, [False, False]), (False, [True, False])):
@@ -84,7 +84,7 @@ def test_a_banned_token_spoils_a_row_that_may_ban_none(native: NativeLibrary) ->
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_rows_that_are_taken_keep_what_their_masks_allow(native: NativeLibrary, seed: int) -> None:
+def test_gathered_rows_keep_what_their_masks_allow(native: NativeLibrary, seed: int) -> None:
     """Masks with words that are all zeros or ones, shorter and longer than the rows; rows in any order, and twice."""
     torch.manual_seed(seed)
     draw = random.Random(seed)
@@ -108,7 +108,7 @@ def test_rows_that_are_taken_keep_what_their_masks_allow(native: NativeLibrary, 
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_likeliest_token_is_of_those_that_a_mask_allows(native: NativeLibrary, seed: int) -> None:
+def test_likeliest_token_obeys_the_mask(native: NativeLibrary, seed: int) -> None:
     """Masks of all sizes, some of one token; ties; nothing else that is known of a row depends on its mask."""
     torch.manual_seed(seed)
     draw = random.Random(seed)

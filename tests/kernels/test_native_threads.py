@@ -75,7 +75,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(IMPORT_PATH), "OMP_NUM_THREADS": "1"}
 
 
-def test_guests_compute_on_cores_that_nobody_needs(said: dict[str, str]) -> None:
+def test_guests_compute_on_idle_cores(said: dict[str, str]) -> None:
     assert said["computed as guest"] == "True"
 
 

@@ -20,7 +20,7 @@ def poisoned(head_dim: int, dtype: torch.dtype = torch.float32) -> KvLayer:
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
-def test_a_negative_slot_writes_nothing(head_dim: int, dtype: torch.dtype) -> None:
+def test_negative_slot_writes_nothing(head_dim: int, dtype: torch.dtype) -> None:
     slots, angles = torch.tensor([-1, 9, -1]), torch.rand(3, head_dim // 2)
     qkv = torch.randn(3, HEADS + 2 * KV_HEADS, head_dim)
     alone, padded, stored = (poisoned(head_dim, dtype) for _ in range(3))
@@ -34,7 +34,7 @@ def test_a_negative_slot_writes_nothing(head_dim: int, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_a_row_without_context_is_zero_and_leaves_the_others_as_they_are(head_dim: int) -> None:
+def test_row_without_context_is_zero_and_changes_no_other(head_dim: int) -> None:
     layer, query = poisoned(head_dim), torch.randn(4, HEADS, head_dim)
     layer.data[3] = torch.randn(2, KV_HEADS, BLOCK_TOKENS, head_dim)
     layer.data[1] = torch.randn(2, KV_HEADS, BLOCK_TOKENS, head_dim)
@@ -50,7 +50,7 @@ def test_a_row_without_context_is_zero_and_leaves_the_others_as_they_are(head_di
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_a_batch_of_nothing_but_padding_is_zeros(head_dim: int) -> None:
+def test_batch_of_nothing_but_padding_is_zeros(head_dim: int) -> None:
     query = torch.randn(2, HEADS, head_dim)
     starts, contexts = torch.zeros(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     assert not paged_decode(query, poisoned(head_dim), DecodeRows(NOTHING, starts, contexts), Scoring(1.0)).any()

@@ -108,7 +108,7 @@ def test_decode_does_not_depend_on_neighbours_by_a_bit() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 7])
-def test_decode_finds_tables_behind_those_of_another_group(window: int | None) -> None:
+def test_decode_finds_tables_of_a_second_group(window: int | None) -> None:
     pool = Pool()
     contexts = [33, 12, 50]
     tables = [pool.store(context)[0] for context in contexts]
@@ -175,7 +175,7 @@ def test_only_plain_attention_is_computed_over_gathered_numbers(scoring: Scoring
         ({"context_tokens": torch.zeros(3, dtype=torch.int64)}, "context_tokens"),
     ],
 )
-def test_decode_refuses_what_the_contract_excludes(changes: dict[str, Any], named: str) -> None:
+def test_decode_rejects_inputs_outside_its_contract(changes: dict[str, Any], named: str) -> None:
     arguments: dict[str, Any] = {
         "query": torch.zeros(2, HEADS, HEAD_DIM),
         "kv": Pool().layer,

@@ -60,7 +60,7 @@ def as_stored(kv: KvLayer, block_ids: list[int], tokens: int) -> tuple[torch.Ten
 
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 1.0, 1e30])
-def test_the_error_of_a_number_is_half_a_step(dtype: torch.dtype, magnitude: float) -> None:
+def test_error_of_a_number_is_half_a_step(dtype: torch.dtype, magnitude: float) -> None:
     rows = torch.randn(500, 3, 64) * magnitude
     stored, scales = quantise(rows, dtype)
     of_number, of_scale = ERROR[dtype]
@@ -69,7 +69,7 @@ def test_the_error_of_a_number_is_half_a_step(dtype: torch.dtype, magnitude: flo
     assert bool(((dequantise(stored, scales, torch.float32) - rows).abs() <= bound).all())
 
 
-def test_the_largest_number_of_a_row_is_the_largest_of_the_format(dtype: torch.dtype) -> None:
+def test_largest_number_of_a_row_is_the_largest_of_the_format(dtype: torch.dtype) -> None:
     stored, _ = quantise(torch.randn(100, 64), dtype)
     assert bool((stored.float().abs().amax(-1) == LARGEST[dtype]).all())
 
@@ -81,7 +81,7 @@ def test_rows_of_next_to_nothing_read_back_as_finite(dtype: torch.dtype, tiny: f
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_stays_visible_and_alone(dtype: torch.dtype, bad: float) -> None:
+def test_nonfinite_values_stay_visible_and_alone(dtype: torch.dtype, bad: float) -> None:
     rows = torch.randn(3, 8)
     clean = dequantise(*quantise(rows, dtype), torch.float32)
     rows[1, 5] = bad
@@ -90,7 +90,7 @@ def test_what_is_not_finite_stays_visible_and_alone(dtype: torch.dtype, bad: flo
     assert torch.equal(read[[0, 2]], clean[[0, 2]])
 
 
-def test_store_writes_numbers_and_scales_of_its_slots_and_nothing_else(dtype: torch.dtype) -> None:
+def test_store_writes_only_numbers_and_scales_of_its_slots(dtype: torch.dtype) -> None:
     raw, kv = poisoned(dtype)
     key, value = torch.randn(2, 3, KV_HEADS, HEAD_DIM)
     store_kv(kv.layer(1), key, value, slots_of([7, 2], range(2, 5)))

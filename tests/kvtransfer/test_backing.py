@@ -28,7 +28,7 @@ def test_all_of_a_pool_is_there_before_its_first_use_and_keeps_its_contents() ->
         pool.close()
 
 
-def test_what_another_process_backed_is_mapped_in_before_it_is_read() -> None:
+def test_memory_backed_by_another_process_is_mapped_before_reading() -> None:
     """The kernel maps 16 pages at a fault: without `map_in`, reading makes at least a fault for every 16 pages."""
     pool = SharedPool.create(8 * NBYTES)
     try:

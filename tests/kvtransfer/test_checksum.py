@@ -35,7 +35,7 @@ def numbered(parts: int, heads: int, head_bytes: int) -> tuple[torch.Tensor, Poo
 
 
 @pytest.mark.parametrize("head_bytes", [16, 20, 7], ids=lambda size: f"{size} bytes a head")
-def test_pools_cut_into_different_parts_come_to_the_same_sums(head_bytes: int) -> None:
+def test_differently_cut_pools_have_equal_checksums(head_bytes: int) -> None:
     sums = [
         [Checksums(*pool(parts, heads=4, head_bytes=head_bytes)).of(block) for block in range(BLOCKS)]
         for parts in (1, 2, 4)
@@ -45,7 +45,7 @@ def test_pools_cut_into_different_parts_come_to_the_same_sums(head_bytes: int) -
 
 
 @pytest.mark.parametrize("parts", [(1, 2), (2, 1), (4, 2), (2, 4)], ids=str)
-def test_a_copy_into_a_pool_that_is_cut_otherwise_has_the_sums_of_its_source(parts: tuple[int, int]) -> None:
+def test_copy_into_a_differently_cut_pool_has_its_sources_checksums(parts: tuple[int, int]) -> None:
     source, shape = pool(parts[0], heads=4, head_bytes=16)
     own, own_shape = pool(parts[1], heads=4, head_bytes=16, seed=6)
     peer: Any = SimpleNamespace(array=source.numpy())
@@ -55,7 +55,7 @@ def test_a_copy_into_a_pool_that_is_cut_otherwise_has_the_sums_of_its_source(par
     assert [here.of(pair.destination) for pair in pairs] == [there.of(pair.source) for pair in pairs]
 
 
-def test_a_pool_in_pieces_comes_to_the_same_sums() -> None:
+def test_pool_in_pieces_has_equal_checksums() -> None:
     storage, shape = pool(2, heads=4, head_bytes=16)
     pieces = tuple(storage.clone().view(2, -1).unbind())
     assert Checksums(pieces, shape).of(1) == Checksums(storage, shape).of(1)
@@ -78,7 +78,7 @@ def test_every_flipped_bit_shows_in_its_block_alone(parts: int, head_bytes: int)
 
 @pytest.mark.parametrize("bit", range(8))
 @pytest.mark.parametrize("word", [4, 8])
-def test_the_same_bit_flipped_in_several_words_shows(word: int, bit: int) -> None:
+def test_same_bit_flipped_in_several_words_shows(word: int, bit: int) -> None:
     """As where a wire of a memory bus is stuck: the highest bits of words add up to a multiple of 2^64 in many sums."""
     storage, shape = pool(1, heads=4, head_bytes=64)
     checksums = Checksums(storage, shape)
@@ -95,7 +95,7 @@ SUMS = {16: 0x2C8D69C61E13C8F2, 7: 0xE29965BD4C1F6FC8}  # of block 1, by bytes o
 
 @pytest.mark.parametrize(("head_bytes", "value"), SUMS.items())
 @pytest.mark.parametrize("parts", [1, 2])
-def test_sums_are_those_of_other_releases(head_bytes: int, value: int, parts: int) -> None:
+def test_checksums_equal_those_of_other_releases(head_bytes: int, value: int, parts: int) -> None:
     """Workers of two releases compare theirs."""
     assert Checksums(*numbered(parts, heads=4, head_bytes=head_bytes)).of(1) == value
 
@@ -114,7 +114,7 @@ def test_blocks_are_summed_in_pieces_of_any_size(
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_the_sum_of_a_large_block_takes_little_memory(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+def test_sum_of_a_large_block_takes_little_memory(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
     """A block of hybrid models may have 150 MiB, and a GPU that is full of blocks has no room for more of that size."""
     if not native:
         monkeypatch.setattr(checksum, "native_library", lambda: None)
@@ -138,7 +138,7 @@ def test_heads_in_each_others_places_show() -> None:
     assert checksums.of(0) != before
 
 
-def test_a_block_with_a_slice_of_another_one_shows() -> None:
+def test_block_with_a_slice_of_another_one_shows() -> None:
     storage, shape = pool(2, heads=4, head_bytes=16)
     other, _ = pool(2, heads=4, head_bytes=16, seed=6)
     before = Checksums(storage, shape).of(0)
@@ -148,31 +148,31 @@ def test_a_block_with_a_slice_of_another_one_shows() -> None:
     assert Checksums(storage, shape).of(0) != before
 
 
-def test_there_is_no_checksum_of_a_block_that_is_not_there() -> None:
+def test_missing_block_has_no_checksum() -> None:
     with pytest.raises(IndexError):
         Checksums(*pool(1, heads=2, head_bytes=16)).of(BLOCKS)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_a_share_of_the_blocks_is_drawn(share: float) -> None:
+def test_share_of_the_blocks_is_drawn(share: float) -> None:
     sampled = SampledChecksums(Checksums(*pool(1, heads=2, head_bytes=16)), share, random.Random(3))
     drawn = sum(len(sampled.of([0, 1, 2])) for _ in range(1000))
     assert abs(drawn / 3000 - share) < 0.03
 
 
-def test_sums_are_told_with_the_places_of_their_blocks() -> None:
+def test_checksums_are_sent_with_block_indices() -> None:
     checksums = Checksums(*pool(1, heads=2, head_bytes=16))
     told = SampledChecksums(checksums, 1.0).of([2, 0])
     assert told == [(0, checksums.of(2)), (1, checksums.of(0))]
 
 
-def test_a_share_lies_between_none_and_all() -> None:
+def test_share_is_between_none_and_all() -> None:
     with pytest.raises(ValueError, match="share"):
         SampledChecksums(Checksums(*pool(1, heads=2, head_bytes=16)), 1.5)
 
 
 @pytest.mark.usefixtures("native_kernels")
-def test_native_kernels_come_to_the_sums_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_checksums_equal_numpys(monkeypatch: pytest.MonkeyPatch) -> None:
     storage, shape = pool(2, heads=4, head_bytes=20)
     native = [Checksums(storage, shape).of(block) for block in range(BLOCKS)]
     monkeypatch.setattr(checksum, "native_library", lambda: None)

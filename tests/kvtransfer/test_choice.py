@@ -18,7 +18,7 @@ MAPPED = replace(MINE, pool_id=b"theirs", shared_memory=SharedMemoryHandle(1, 2,
 ON_GPU = replace(MINE, pool_id=b"theirs", device_memory=(DeviceMemoryHandle(b"h" * 64, 0, 40960),))
 
 
-def test_the_fastest_way_comes_first_and_grpc_is_always_the_last() -> None:
+def test_fastest_transport_is_first_and_grpc_last() -> None:
     both = replace(MAPPED, group_backend="gloo")
     ways = possible_ways(replace(MINE, group_backend="gloo"), both, "cpu", "auto")
     assert ways.possible == ("shared_memory", "gloo", "grpc")
@@ -40,7 +40,7 @@ def test_another_host_leaves_a_group_where_both_offer_one() -> None:
     ]
 
 
-def test_another_host_is_read_over_tcp_where_it_has_a_port_for_it_and_both_pools_are_in_host_memory() -> None:
+def test_remote_host_pools_in_host_memory_use_tcp_if_a_port_is_known() -> None:
     elsewhere = replace(MAPPED, host_id="other", tcp_port=4000)
     assert possible_ways(MINE, elsewhere, "cpu", "auto").possible == ("tcp", "grpc")
     assert possible_ways(MINE, elsewhere, "cuda", "auto").possible == ("grpc",)
@@ -48,7 +48,7 @@ def test_another_host_is_read_over_tcp_where_it_has_a_port_for_it_and_both_pools
 
 
 @pytest.mark.parametrize("choice", ["shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "tcp"])
-def test_what_was_demanded_is_refused_rather_than_replaced(choice: str) -> None:
+def test_demanded_transport_is_rejected_rather_than_replaced(choice: str) -> None:
     with pytest.raises(PeerUnreachable):
         possible_ways(MINE, replace(MINE, pool_id=b"theirs"), "cpu", choice)  # type: ignore[arg-type]
 
@@ -73,7 +73,7 @@ def test_every_part_of_a_pool_must_be_open_to_us() -> None:
         (replace(MINE, device_memory=(DeviceMemoryHandle(b"", 0, 1),)), "device_memory"),
     ],
 )
-def test_pools_that_cannot_be_cut_alike_are_not_paired(theirs: PoolDescription, field: str) -> None:
+def test_pools_without_a_common_cut_are_not_paired(theirs: PoolDescription, field: str) -> None:
     with pytest.raises(PairingRefused) as refused:
         check_compatible(replace(MINE, rows=8), theirs)
     assert refused.value.field == field

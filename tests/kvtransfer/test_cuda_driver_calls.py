@@ -76,7 +76,7 @@ def test_blocks_are_there_when_a_copy_returns(cuda: FakeCuda, exporter: Exporter
     transport.close()
 
 
-def test_a_rank_takes_its_heads_of_every_row(cuda: FakeCuda, exporter: Exporter) -> None:
+def test_rank_takes_its_heads_of_every_row(cuda: FakeCuda, exporter: Exporter) -> None:
     own = PoolShape(BLOCKS, BLOCK_BYTES, ROWS, parts=2)
     memory = cuda.memory(own.part_bytes)
     transport = transport_to(exporter, memory, own, [1])
@@ -88,13 +88,13 @@ def test_a_rank_takes_its_heads_of_every_row(cuda: FakeCuda, exporter: Exporter)
     cuda.free(memory)
 
 
-def test_a_pool_in_the_middle_of_an_allocation_says_where_it_begins(exporter: Exporter) -> None:
+def test_pool_in_the_middle_of_an_allocation_says_where_it_begins(exporter: Exporter) -> None:
     assert exporter.handle.offset_bytes == LEAD
     assert exporter.second_half.offset_bytes == LEAD + BLOCKS * BLOCK_BYTES // 2
     assert exporter.second_half.handle == exporter.handle.handle
 
 
-def test_the_link_is_measured_without_writing_the_pool(exporter: Exporter, pool: torch.Tensor, cuda: FakeCuda) -> None:
+def test_link_is_measured_without_writing_the_pool(exporter: Exporter, pool: torch.Tensor, cuda: FakeCuda) -> None:
     transport, scratch = transport_to(exporter, pool), cuda.memory(BLOCKS * BLOCK_BYTES)
     device = transport._memory._device  # type: ignore[attr-defined]
     device.scratch = lambda nbytes: scratch.data_ptr()
@@ -105,7 +105,7 @@ def test_the_link_is_measured_without_writing_the_pool(exporter: Exporter, pool:
     cuda.free(scratch)
 
 
-def test_a_link_that_is_closed_in_the_middle_of_a_copy_stays_open_to_its_end(
+def test_link_closed_in_mid_copy_stays_open_until_its_end(
     cuda: FakeCuda, exporter: Exporter, pool: torch.Tensor
 ) -> None:
     transport = transport_to(exporter, pool)
@@ -122,7 +122,7 @@ def test_a_link_that_is_closed_in_the_middle_of_a_copy_stays_open_to_its_end(
     assert cuda.calls.fake_opened() == 0
 
 
-def test_links_come_and_go(cuda: FakeCuda, exporter: Exporter, pool: torch.Tensor) -> None:
+def test_links_are_opened_and_closed_repeatedly(cuda: FakeCuda, exporter: Exporter, pool: torch.Tensor) -> None:
     for _ in range(5):
         transport = transport_to(exporter, pool)
         transport.copy(b"", PAIRS[:4])
@@ -143,7 +143,7 @@ def test_where_batches_fail_blocks_are_copied_one_by_one(
     assert len([line for line in caplog.messages if "batched GPU copies failed" in line]) == batched
 
 
-def test_a_copy_of_which_a_part_is_refused_has_ended_when_that_is_said(
+def test_partly_rejected_copy_has_ended_when_it_is_reported(
     cuda: FakeCuda, exporter: Exporter, pool: torch.Tensor
 ) -> None:
     """The copies that were started before the refusal write the pool until then."""
@@ -161,7 +161,7 @@ def test_a_copy_of_which_a_part_is_refused_has_ended_when_that_is_said(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_an_exporter_killed_in_the_middle_of_a_copy_does_not_take_the_reader_along(
+def test_killed_exporter_does_not_kill_the_reader_in_mid_copy(
     cuda: FakeCuda, exporter: Exporter, pool: torch.Tensor, fails: bool
 ) -> None:
     """The driver keeps what is open, or the copies fail: both are known."""
@@ -188,7 +188,7 @@ def test_an_exporter_killed_in_the_middle_of_a_copy_does_not_take_the_reader_alo
         transport_to(exporter, pool)
 
 
-def test_a_copy_that_does_not_end_is_stuck(
+def test_copy_that_does_not_end_is_stuck(
     cuda: FakeCuda, exporter: Exporter, pool: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_ipc, "COPY_TIMEOUT_S", 0.05)
@@ -213,6 +213,6 @@ def test_memory_that_the_driver_does_not_know_is_not_exported(cuda: FakeCuda) ->
         export_pool(torch.zeros(64, dtype=torch.uint8))
 
 
-def test_a_device_that_is_not_there_is_named_by_the_driver(cuda: FakeCuda) -> None:
+def test_missing_device_is_named_by_the_driver(cuda: FakeCuda) -> None:
     with pytest.raises(PeerUnreachable, match="cuDeviceGet: unknown"):
         CudaDevice(torch.device("cuda", 7))

@@ -36,7 +36,7 @@ def transport_to(
     return CudaIpcTransport(device, handles, OwnPool(own.data_ptr(), own.numel()), source, SHAPE)
 
 
-def test_each_rank_of_the_source_has_memory_of_its_own() -> None:
+def test_each_rank_of_the_source_has_its_own_memory() -> None:
     own, device = torch.zeros(6 * 64, dtype=torch.uint8), HostDevice()
     cut = PoolShape(num_blocks=6, block_bytes=64, rows=2, parts=2)
     with exported(cut) as (pool, handles):
@@ -49,7 +49,7 @@ def test_each_rank_of_the_source_has_memory_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("source_parts", [1, 2, 4])
-def test_each_part_of_our_own_pool_is_filled_by_its_own_device(source_parts: int) -> None:
+def test_each_part_of_a_pool_is_filled_by_its_device(source_parts: int) -> None:
     source, cut = (PoolShape(num_blocks=6, block_bytes=64, rows=2, parts=parts) for parts in (source_parts, 2))
     own = tuple(torch.zeros(cut.part_bytes, dtype=torch.uint8) for _ in range(2))
     devices: list[HostDevice] = []
@@ -88,7 +88,7 @@ def test_nothing_stays_open_where_a_later_part_cannot_be_reached() -> None:
     assert first.open_handles == 0
 
 
-def test_a_pool_that_is_gone_cannot_be_opened_and_what_was_is_closed() -> None:
+def test_missing_pool_cannot_be_opened_and_opened_parts_are_closed() -> None:
     own, device = torch.zeros(6 * 64, dtype=torch.uint8), HostDevice()
     with exported() as (_, handles):
         gone = DeviceMemoryHandle(handles[0].handle.replace(b'"pid": ', b'"pid": 9'), 0, 64)

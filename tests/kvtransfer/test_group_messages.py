@@ -112,7 +112,7 @@ def test_any_number_of_blocks_lands_in_order(ends: Ends, count: int) -> None:
     assert not ends.broken
 
 
-def test_no_more_receives_are_posted_than_there_are_slots(ends: Ends) -> None:
+def test_posted_receives_do_not_exceed_slots(ends: Ends) -> None:
     ends.pull(range(20))
     assert ends.group.most_posted == STAGING_SLOTS
 
@@ -153,7 +153,7 @@ def test_large_messages_have_fewer_slots(monkeypatch: pytest.MonkeyPatch, ring_b
     assert not ends.broken
 
 
-def test_a_slot_is_not_posted_while_it_is_copied_from(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slot_is_not_posted_while_it_is_copied_from(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     scatter = ends.transport._packer.scatter
     overlaps = []
 
@@ -172,7 +172,7 @@ def test_measuring_writes_no_pool_and_counts_the_second_time_only(ends: Ends) ->
     ends.pull(range(3))
 
 
-def test_a_refusal_costs_no_number(ends: Ends) -> None:
+def test_refusal_costs_no_number(ends: Ends) -> None:
     ends.control.refuse = CopyRefused("no")
     with pytest.raises(CopyRefused):
         ends.transport.copy(b"", [BlockPair(0, 0, 0)])
@@ -180,7 +180,7 @@ def test_a_refusal_costs_no_number(ends: Ends) -> None:
     ends.pull(range(3))
 
 
-def test_an_unclear_answer_ends_the_group(ends: Ends) -> None:
+def test_unclear_answer_ends_the_group(ends: Ends) -> None:
     ends.control.refuse = LinkBroken("did it hear me?")
     with pytest.raises(LinkBroken):
         ends.transport.copy(b"", [BlockPair(0, 0, 0)])
@@ -189,7 +189,7 @@ def test_an_unclear_answer_ends_the_group(ends: Ends) -> None:
         ends.transport.copy(b"", [BlockPair(0, 0, 0)])
 
 
-def test_another_message_than_the_one_awaited_is_not_taken(ends: Ends) -> None:
+def test_unexpected_message_is_not_accepted(ends: Ends) -> None:
     wrong = torch.zeros(LAYOUT.message_bytes, dtype=torch.uint8)
     write_header(wrong, 7, 64)
     ends.group.messages.put(wrong)
@@ -203,7 +203,7 @@ def test_messages_out_of_order_are_not_asked_for(ends: Ends) -> None:
         ends.sender.submit(1, [0])
 
 
-def test_a_send_that_fails_is_told_and_ends_the_group(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_send_is_reported_and_ends_the_group(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(message: torch.Tensor, sequence: int) -> Wait:
         raise LinkBroken("gone")
 
@@ -215,7 +215,7 @@ def test_a_send_that_fails_is_told_and_ends_the_group(ends: Ends, monkeypatch: p
         ends.sender.submit(1, [0])
 
 
-def test_a_destination_out_of_range_is_not_asked_for(ends: Ends) -> None:
+def test_destination_out_of_range_is_not_asked_for(ends: Ends) -> None:
     with pytest.raises(BlockOutOfRange):
         ends.transport.copy(b"", [BlockPair(0, 0, SHAPE.num_blocks)])
     ends.pull(range(2))
@@ -229,7 +229,7 @@ def test_headers_name_their_message() -> None:
         check_header(message, 2**40, 8)
 
 
-def test_a_slot_goes_round_free_awaited_landed() -> None:
+def test_slot_goes_round_free_awaited_landed() -> None:
     ring = StagingRing(2, 8, CPU)
     first, second = ring.post(0), ring.post(1)
     assert first.data_ptr() != second.data_ptr()

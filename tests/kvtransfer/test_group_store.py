@@ -24,7 +24,7 @@ from baton.kvtransfer.transport import LinkBroken
 GLOO = GroupOptions("gloo", "lo", torch.device("cpu"), timeout_s=10.0)
 
 
-def test_a_wait_ends_when_the_key_is_set_at_its_bound_or_when_the_store_closes() -> None:
+def test_wait_ends_when_the_key_is_set_at_its_bound_or_when_the_store_closes() -> None:
     values = LocalKeyValues()
     with pytest.raises(LinkBroken):
         values.get("a", 0.01)
@@ -35,7 +35,7 @@ def test_a_wait_ends_when_the_key_is_set_at_its_bound_or_when_the_store_closes()
         values.wait(["b"], 10.0)
 
 
-def test_torch_finds_what_it_needs_of_a_store() -> None:
+def test_group_store_implements_torchs_store() -> None:
     store = GroupStore(LocalKeyValues(), 1.0)
     store.set("a", "text")
     assert (store.get("a"), store.check(["a"]), store.check(["a", "b"])) == (b"text", True, False)
@@ -44,13 +44,13 @@ def test_torch_finds_what_it_needs_of_a_store() -> None:
     assert (store.delete_key("a"), store.delete_key("a")) == (True, False)
 
 
-def test_a_rank_whose_other_does_not_come_gives_up_in_time() -> None:
+def test_rank_without_its_peer_times_out() -> None:
     options = GroupOptions("gloo", "lo", torch.device("cpu"), timeout_s=0.05)
     with pytest.raises(LinkBroken, match="did not arrive within"):
         ProcessGroup(GroupStore(LocalKeyValues(), 0.05), SOURCE, options)
 
 
-def test_an_interface_that_is_not_there_is_named() -> None:
+def test_missing_interface_is_named() -> None:
     options = GroupOptions("gloo", "nowhere0", torch.device("cpu"), timeout_s=1.0)
     with pytest.raises(LinkBroken, match="nowhere0"):
         ProcessGroup(GroupStore(LocalKeyValues(), 1.0), SOURCE, options)
@@ -82,7 +82,7 @@ def test_dropping_one_end_wakes_the_other() -> None:
         groups[READER].receive(torch.zeros(8, dtype=torch.uint8), 1)
 
 
-def test_a_wait_of_a_group_that_is_closed_ends_at_once_though_the_other_end_is_silent() -> None:
+def test_closing_a_group_ends_its_wait_despite_a_silent_peer() -> None:
     """The news of a dead peer may come by another way, and gloo may never hear of it."""
     groups = meet_both()
     wait = groups[READER].receive(torch.zeros(8, dtype=torch.uint8), 0)
@@ -94,14 +94,14 @@ def test_a_wait_of_a_group_that_is_closed_ends_at_once_though_the_other_end_is_s
     groups[SOURCE].close()
 
 
-def test_nccl_is_told_not_to_end_the_process() -> None:
+def test_nccl_may_not_end_the_process() -> None:
     environment: dict[str, str] = {}
     prepare_environment("eth1", 5.0, environment)
     assert environment["NCCL_SOCKET_IFNAME"] == "=eth1"
     assert environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
 
-def test_a_group_of_a_pair_waits_for_no_peer_and_other_groups_are_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_of_a_pair_waits_for_no_peer_and_other_groups_are_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks of a worker have groups by NCCL too."""
     made: list[Any] = []
 

@@ -41,7 +41,7 @@ def lay_out(folder: Path, *ports: str) -> Path:
     return folder
 
 
-def test_the_rdma_devices_of_the_interface_are_named_before_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rdma_devices_of_the_interface_are_named_before_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     find(monkeypatch, imitated_nixl)
     interfaces = lay_out(
         tmp_path,
@@ -77,7 +77,7 @@ def agents(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     agents.source.close()
 
 
-def test_blocks_come_bit_for_bit_and_in_slices(agents: Agents) -> None:
+def test_blocks_are_copied_bit_for_bit_and_in_slices(agents: Agents) -> None:
     pool, own = agents.pool, agents.own
     transport = NixlTransport(agents.reader, agents.source.handle, SHAPE, SHAPE)
     assert transport.measure(1 << 20).bytes == SHAPE.part_bytes
@@ -94,7 +94,7 @@ def test_blocks_come_bit_for_bit_and_in_slices(agents: Agents) -> None:
     assert own.view(2, 6, 4, 512)[:, 1].equal(pool.view(6, 4, 2, 512)[4].transpose(0, 1))
 
 
-def test_a_source_that_cannot_be_read_any_more_breaks_the_link_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_that_cannot_be_read_any_more_breaks_the_link_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     find(monkeypatch, imitated_nixl)
     agents = Agents()
     transport = NixlTransport(agents.reader, agents.source.handle, SHAPE, SHAPE)
@@ -107,7 +107,7 @@ def test_a_source_that_cannot_be_read_any_more_breaks_the_link_for_good(monkeypa
     agents.reader.close()
 
 
-def test_an_error_of_the_library_in_the_first_copy_breaks_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_the_library_in_the_first_copy_breaks_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a fabric that is set up badly: then the next transport is tried."""
     find(monkeypatch, imitated_nixl)
     agents = Agents()
@@ -124,7 +124,7 @@ def test_an_error_of_the_library_in_the_first_copy_breaks_the_link(monkeypatch: 
     agents.source.close()
 
 
-def test_a_source_that_is_not_there_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_source_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     find(monkeypatch, imitated_nixl)
     agents = Agents()
     with pytest.raises(PeerUnreachable, match="no such agent"):

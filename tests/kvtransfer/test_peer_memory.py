@@ -76,7 +76,7 @@ def test_another_process_reads_the_pool_and_can_do_nothing_else_to_it():
     pool.close()
 
 
-def test_what_the_owner_writes_is_seen_at_once():
+def test_owners_writes_are_visible_immediately():
     with owner_process() as (process, handle):
         peer = open_peer(handle)
         assert handle.pid == process.pid
@@ -88,7 +88,7 @@ def test_what_the_owner_writes_is_seen_at_once():
         peer.close()
 
 
-def test_the_peers_array_refuses_writes():
+def test_peers_array_refuses_writes():
     pool = SharedPool.create(4096)
     peer = open_peer(pool.handle)
     with pytest.raises(ValueError, match="read-only"):
@@ -97,7 +97,7 @@ def test_the_peers_array_refuses_writes():
     pool.close()
 
 
-def test_a_killed_owner_leaves_the_map_readable_and_cannot_be_opened_again():
+def test_killed_owner_leaves_the_map_readable_and_cannot_be_opened_again():
     with owner_process() as (process, handle):
         peer = open_peer(handle)
         process.send_signal(signal.SIGKILL)
@@ -116,7 +116,7 @@ def test_another_file_under_the_same_number_is_refused():
     pool.close()
 
 
-def test_a_pool_of_a_copied_machine_is_refused_by_its_id():
+def test_pool_of_a_copied_machine_is_refused_by_its_id():
     """There PID, descriptor, inode and size may all be those of the pool that was announced here."""
     pool = SharedPool.create(4096, pool_id=b"ours")
     with pytest.raises(PeerUnreachable, match="not the announced pool"):
@@ -125,13 +125,13 @@ def test_a_pool_of_a_copied_machine_is_refused_by_its_id():
     pool.close()
 
 
-def test_a_pool_of_an_earlier_version_which_has_no_id_is_opened():
+def test_pool_of_an_earlier_version_which_has_no_id_is_opened():
     pool = SharedPool.create(4096)
     open_peer(pool.handle, b"ours").close()
     pool.close()
 
 
-def test_a_file_that_could_shrink_is_refused():
+def test_file_that_could_shrink_is_refused():
     fd = os.memfd_create("unsealed")
     os.ftruncate(fd, 4096)
     with pytest.raises(PeerUnreachable, match="not sealed"):
@@ -139,7 +139,7 @@ def test_a_file_that_could_shrink_is_refused():
     os.close(fd)
 
 
-def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path):
+def test_pipe_is_refused_without_waiting_for_its_writer(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     fd = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(PeerUnreachable):

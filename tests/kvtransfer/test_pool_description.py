@@ -23,13 +23,13 @@ def test_pools_of_different_sizes_go_together():
         ("shared_memory", replace(POOL, num_blocks=11)),
     ],
 )
-def test_a_refused_pairing_names_the_field(field, theirs):
+def test_refused_pairing_names_the_field(field, theirs):
     with pytest.raises(PairingRefused, match=field) as refused:
         check_compatible(POOL, theirs)
     assert refused.value.field == field
 
 
-def test_processes_without_a_protocol_in_common_do_not_pair_and_both_are_named() -> None:
+def test_processes_without_a_common_protocol_do_not_pair_and_are_named() -> None:
     with pytest.raises(PairingRefused) as refused:
         check_compatible(POOL, replace(POOL, versions=Versions("9.0.0", 9, 9)))
     assert "release 9.0.0 (protocol 9)" in str(refused.value) and str(OWN) in str(refused.value)
@@ -50,17 +50,17 @@ def test_of_other_kv_the_part_that_differs_is_named(theirs, named) -> None:
     assert all(word in str(refused.value) for word in named)
 
 
-def test_a_pool_can_be_mapped_on_the_same_host_only():
+def test_pool_can_be_mapped_on_the_same_host_only():
     assert can_map(POOL, POOL)
     assert not can_map(POOL, replace(POOL, host_id="other"))
     assert not can_map(POOL, replace(POOL, shared_memory=None))
 
 
-def test_the_host_id_is_stable_within_a_host():
+def test_host_id_is_stable_within_a_host():
     assert host_id() == host_id() != ""
 
 
-def test_a_system_that_does_not_tell_shares_memory_with_nobody(monkeypatch):
+def test_unknown_system_shares_memory_with_nobody(monkeypatch):
     def unreadable(self):
         raise FileNotFoundError(self)
 

@@ -70,7 +70,7 @@ async def turn_loop(times: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_copy_tells_its_bytes_and_time(pulls, transport):
+async def test_copy_tells_its_bytes_and_time(pulls, transport):
     transport.go_on.set()
     result = await pulls.copy(transport, TRANSFER, PAIRS)
     assert result.bytes == 20
@@ -78,7 +78,7 @@ async def test_a_copy_tells_its_bytes_and_time(pulls, transport):
     assert transport.copied == [TRANSFER]
 
 
-async def test_copies_and_measurements_share_one_thread_that_is_not_the_loops(pulls, transport):
+async def test_copies_and_measurements_share_one_thread_off_the_loop(pulls, transport):
     transport.go_on.set()
     await asyncio.gather(*(pulls.copy(transport, TRANSFER, PAIRS) for _ in range(3)))
     assert (await pulls.measure(transport, 5)).bytes == 5
@@ -86,14 +86,14 @@ async def test_copies_and_measurements_share_one_thread_that_is_not_the_loops(pu
     assert threading.get_ident() not in transport.threads
 
 
-async def test_the_errors_of_a_transport_arrive(pulls):
+async def test_errors_of_a_transport_arrive(pulls):
     broken = FakeTransport(CopyBroken("link down"))
     broken.go_on.set()
     with pytest.raises(CopyBroken, match="link down"):
         await pulls.copy(broken, TRANSFER, PAIRS)
 
 
-async def test_a_cancelled_copy_ends_after_its_last_write(pulls, transport):
+async def test_cancelled_copy_ends_after_its_last_write(pulls, transport):
     task = asyncio.create_task(pulls.copy(transport, TRANSFER, PAIRS))
     await started(transport)
     for _ in range(3):  # an impatient caller changes nothing
@@ -107,7 +107,7 @@ async def test_a_cancelled_copy_ends_after_its_last_write(pulls, transport):
     assert transport.ended.is_set()
 
 
-async def test_a_copy_that_fails_while_it_is_cancelled_is_just_cancelled(pulls):
+async def test_copy_that_fails_while_it_is_cancelled_is_just_cancelled(pulls):
     broken = FakeTransport(CopyBroken("link down"))
     task = asyncio.create_task(pulls.copy(broken, TRANSFER, PAIRS))
     await started(broken)
@@ -119,7 +119,7 @@ async def test_a_copy_that_fails_while_it_is_cancelled_is_just_cancelled(pulls):
             await task
 
 
-async def test_a_copy_cancelled_in_the_queue_never_runs(pulls, transport):
+async def test_copy_cancelled_in_the_queue_never_runs(pulls, transport):
     first = asyncio.create_task(pulls.copy(transport, b"first", PAIRS))
     await started(transport)
     second = asyncio.create_task(pulls.copy(transport, b"second", PAIRS))
@@ -134,7 +134,7 @@ async def test_a_copy_cancelled_in_the_queue_never_runs(pulls, transport):
 
 
 @pytest.mark.parametrize(("name", "index"), [("cuda:1", 1), ("cuda", 0)])
-async def test_the_gpu_of_the_pool_is_current_on_the_thread_before_its_first_copy(monkeypatch, transport, name, index):
+async def test_gpu_of_the_pool_is_current_on_the_thread_before_its_first_copy(monkeypatch, transport, name, index):
     calls: list[tuple[str, int]] = []
     stream = Mock(synchronize=lambda: calls.append(("waited", threading.get_ident())))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append((f"set {device}", threading.get_ident())))
@@ -148,7 +148,7 @@ async def test_the_gpu_of_the_pool_is_current_on_the_thread_before_its_first_cop
     assert calls == [(f"set {index}", thread), ("waited", thread)]
 
 
-async def test_the_thread_stays_on_its_cores_and_leaves_the_others_alone(transport):
+async def test_thread_stays_on_its_cores_and_leaves_the_others_alone(transport):
     before = os.sched_getaffinity(0)
     core = max(before)
     pulls = PullThread(frozenset({core}))
@@ -160,7 +160,7 @@ async def test_the_thread_stays_on_its_cores_and_leaves_the_others_alone(transpo
 
 
 @pytest.mark.parametrize("cores", [frozenset({100_000}), frozenset[int](), frozenset({0, 100_000}), frozenset({-1})])
-def test_cores_that_are_not_there_are_refused(cores):
+def test_missing_cores_are_rejected(cores):
     with pytest.raises(ValueError, match="cores"):
         PullThread(cores)
 
@@ -174,7 +174,7 @@ def test_closing_ends_the_thread():
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_stuck_copy_is_dealt_with_before_its_blocks_are_free(cancelled: bool) -> None:
+async def test_stuck_copy_is_dealt_with_before_its_blocks_are_free(cancelled: bool) -> None:
     """Also where its request is gone by then."""
     transport, noted = FakeTransport(CopyStuck("copy on cuda:0")), list[tuple[str, bool]]()
     pulls = PullThread(None, lambda stuck: noted.append((str(stuck), copying.done())))

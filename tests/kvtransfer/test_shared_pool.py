@@ -17,7 +17,7 @@ def pool():
     pool.close()
 
 
-def test_a_new_pool_is_writable_zeros_of_the_size_asked_for(pool):
+def test_new_pool_is_writable_zeros_of_the_size_asked_for(pool):
     assert pool.tensor.dtype == torch.uint8
     assert pool.tensor.shape == (8192,)
     assert not pool.tensor.any()
@@ -25,24 +25,24 @@ def test_a_new_pool_is_writable_zeros_of_the_size_asked_for(pool):
     assert pool.tensor[8191] == 7
 
 
-def test_the_handle_names_the_open_file(pool):
+def test_handle_names_the_open_file(pool):
     path = Path(f"/proc/{pool.handle.pid}/fd/{pool.handle.fd}")
     status = path.stat()
     assert (status.st_ino, status.st_size) == (pool.handle.inode, pool.handle.size_bytes)
 
 
-def test_the_memory_has_no_name_that_a_crash_could_leave_behind(pool):
+def test_memory_has_no_name_that_a_crash_could_leave_behind(pool):
     path = Path(f"/proc/{pool.handle.pid}/fd/{pool.handle.fd}")
     assert str(path.readlink()) == "/memfd:baton-kv-pool (deleted)"
 
 
 @pytest.mark.parametrize("nbytes", [0, -1])
-def test_a_pool_of_no_bytes_is_refused(nbytes):
+def test_pool_of_no_bytes_is_refused(nbytes):
     with pytest.raises(ValueError, match="at least one byte"):
         SharedPool.create(nbytes)
 
 
-def test_the_size_is_sealed(pool):
+def test_size_is_sealed(pool):
     for size in (0, 4096, 16384):
         with pytest.raises(PermissionError):
             os.ftruncate(pool.handle.fd, size)
@@ -54,7 +54,7 @@ def map_and_write(pool: SharedPool) -> mmap.mmap:
     return mapping
 
 
-def test_what_was_mapped_before_a_pool_is_sealed_stays_writable_and_what_comes_late_is_refused() -> None:
+def test_mapping_before_the_seal_stays_writable_and_later_ones_are_rejected() -> None:
     pool = SharedPool.create(8192, sealed=False)
     early = map_and_write(pool)
     with pytest.raises(PermissionError):

@@ -61,7 +61,7 @@ def after_copies(dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("source_parts", "own_parts"), DEGREES)
-def test_blocks_of_a_mapped_pool_are_cut_anew(source_parts: int, own_parts: int, dtype: torch.dtype) -> None:
+def test_blocks_of_a_mapped_pool_are_recut(source_parts: int, own_parts: int, dtype: torch.dtype) -> None:
     shared = SharedPool.create(BLOCKS * layout(dtype).block_bytes)
     shared.tensor.copy_(cut(whole_pool(dtype, 1), dtype, source_parts))
     own = cut(whole_pool(dtype, 2), dtype, own_parts)
@@ -92,7 +92,7 @@ class PoolLink:
 
 
 @pytest.mark.parametrize(("source_parts", "own_parts"), DEGREES)
-def test_blocks_of_a_stream_are_cut_anew(source_parts: int, own_parts: int) -> None:
+def test_blocks_of_a_stream_are_recut(source_parts: int, own_parts: int) -> None:
     dtype = torch.int8
     own = cut(whole_pool(dtype, 2), dtype, own_parts)
     link = PoolLink(cut(whole_pool(dtype, 1), dtype, source_parts), source_parts)
@@ -104,7 +104,7 @@ def test_blocks_of_a_stream_are_cut_anew(source_parts: int, own_parts: int) -> N
 
 @pytest.mark.parametrize("by_kernel", [False, True])
 @pytest.mark.parametrize(("source_parts", "own_parts"), DEGREES)
-def test_blocks_in_messages_are_cut_anew(source_parts: int, own_parts: int, by_kernel: bool) -> None:
+def test_blocks_in_messages_are_recut(source_parts: int, own_parts: int, by_kernel: bool) -> None:
     dtype = torch.int8
     source, own = shape(dtype, source_parts), shape(dtype, own_parts)
     agreed = MessageLayout(source, own, blocks_per_message(source))
@@ -121,7 +121,7 @@ def test_blocks_in_messages_are_cut_anew(source_parts: int, own_parts: int, by_k
 
 
 @pytest.mark.parametrize(("source_parts", "own_parts"), DEGREES)
-def test_every_byte_of_a_row_comes_once(source_parts: int, own_parts: int) -> None:
+def test_every_byte_of_a_row_is_copied_once(source_parts: int, own_parts: int) -> None:
     source, own = shape(torch.int8, source_parts), shape(torch.int8, own_parts)
     counts = torch.zeros(own_parts, own.row_bytes, dtype=torch.int64)
     for piece in plan_slices(source, own):
@@ -130,7 +130,7 @@ def test_every_byte_of_a_row_comes_once(source_parts: int, own_parts: int) -> No
     assert counts.eq(1).all()
 
 
-def test_a_rank_that_pulls_for_itself_asks_for_its_own_heads_alone() -> None:
+def test_pulling_rank_requests_only_its_heads() -> None:
     pieces = plan_slices(shape(torch.int8, 1), shape(torch.int8, 4), [2])
     assert [(piece.destination_part, piece.source_offset) for piece in pieces] == [
         (2, 2 * shape(torch.int8, 4).row_bytes)
@@ -144,7 +144,7 @@ def test_neighbours_on_both_sides_are_one_copy_where_nothing_is_cut() -> None:
 
 
 @pytest.mark.parametrize("pair", [BlockPair(0, BLOCKS, 0), BlockPair(0, 0, BLOCKS), BlockPair(0, -1, 0)])
-def test_blocks_that_are_not_there_are_refused(pair: BlockPair) -> None:
+def test_missing_blocks_are_rejected(pair: BlockPair) -> None:
     whole = PoolShape(BLOCKS, 48)
     with pytest.raises(BlockOutOfRange):
         list(plan_spans([pair], plan_slices(whole, whole), whole, whole))

@@ -21,7 +21,7 @@ def finished(table: SourceTable[int, str], now: float) -> None:
     table.finish(A, ("first",), now)
 
 
-def test_a_reader_follows_the_watermark_to_the_end(table):
+def test_reader_follows_the_watermark_to_the_end(table):
     table.announce(A, REQUEST, 0.0)
     assert table.open(A, 0.0) is OpenVerdict.OPENED
     assert table.snapshot(A).watermark_blocks == 0
@@ -35,7 +35,7 @@ def test_a_reader_follows_the_watermark_to_the_end(table):
     assert state.first_tokens == ("first",)
 
 
-def test_a_complete_read_of_a_finished_transfer_is_valid_and_unpins(table):
+def test_complete_read_of_a_finished_transfer_is_valid_and_unpins(table):
     finished(table, 0.0)
     table.open(A, 0.0)
     assert table.close(A, complete=True, now=1.0) == CloseVerdict(valid=True, owner=REQUEST)
@@ -43,21 +43,21 @@ def test_a_complete_read_of_a_finished_transfer_is_valid_and_unpins(table):
     assert table.counters == SourceCounters(expired=0, stale=0)
 
 
-def test_a_complete_read_is_not_valid_before_the_end(table):
+def test_complete_read_is_not_valid_before_the_end(table):
     table.announce(A, REQUEST, 0.0)
     table.open(A, 0.0)
     table.advance(A, (4,), 0.0)
     assert table.close(A, complete=True, now=1.0) == CloseVerdict(valid=False, owner=REQUEST)
 
 
-def test_a_reader_that_gives_up_unpins_and_is_not_counted_as_stale(table):
+def test_reader_that_gives_up_unpins_and_is_not_counted_as_stale(table):
     finished(table, 0.0)
     table.open(A, 0.0)
     assert table.close(A, complete=False, now=1.0) == CloseVerdict(valid=False, owner=REQUEST)
     assert table.counters.stale == 0
 
 
-def test_a_second_close_is_stale_and_releases_nothing(table):
+def test_second_close_is_stale_and_releases_nothing(table):
     finished(table, 0.0)
     table.close(A, complete=True, now=1.0)
     assert table.close(A, complete=True, now=1.0) == CloseVerdict(valid=False, owner=None)
@@ -68,7 +68,7 @@ def test_closing_an_unknown_transfer_is_stale(table):
     assert table.counters.stale == 1
 
 
-def test_what_was_dropped_while_it_was_read_is_stale(table):
+def test_block_dropped_during_a_read_is_stale(table):
     finished(table, 0.0)
     table.open(A, 0.0)
     table.drop(A, 1.0)
@@ -77,7 +77,7 @@ def test_what_was_dropped_while_it_was_read_is_stale(table):
     assert table.counters.stale == 1
 
 
-def test_a_reader_is_told_that_its_blocks_are_pinned_until_they_are_not(table):
+def test_reader_is_told_while_its_blocks_are_pinned(table):
     table.open(A, 0.0)
     assert not table.confirm(A).valid, "it is parked: there are no blocks"
     table.announce(A, REQUEST, 0.0)
@@ -87,7 +87,7 @@ def test_a_reader_is_told_that_its_blocks_are_pinned_until_they_are_not(table):
     assert table.confirm(A) == CloseVerdict(False, None)
 
 
-def test_an_id_is_used_once(table):
+def test_id_is_used_once(table):
     table.announce(A, REQUEST, 0.0)
     assert not table.announce(A, 8, 0.0)
     table.close(A, complete=False, now=0.0)
@@ -95,12 +95,12 @@ def test_an_id_is_used_once(table):
     assert table.open(A, 0.0) is OpenVerdict.REFUSED
 
 
-def test_a_reader_that_closed_first_stops_the_prompt(table):
+def test_reader_that_closed_first_stops_the_prompt(table):
     table.close(A, complete=False, now=0.0)
     assert not table.announce(A, REQUEST, 1.0)
 
 
-def test_a_cancel_that_came_first_stops_the_prompt(table):
+def test_cancel_that_came_first_stops_the_prompt(table):
     table.drop(A, 0.0)
     assert not table.announce(A, REQUEST, 1.0)
 
@@ -113,13 +113,13 @@ def test_tombstones_are_forgotten_in_the_end(table):
     assert table.announce(A, REQUEST, 60.0)
 
 
-def test_a_transfer_has_one_reader_at_a_time(table):
+def test_transfer_has_one_reader_at_a_time(table):
     table.announce(A, REQUEST, 0.0)
     table.open(A, 0.0)
     assert table.open(A, 0.0) is OpenVerdict.REFUSED
 
 
-def test_an_early_reader_is_parked_until_the_announcement(table):
+def test_early_reader_is_parked_until_the_announcement(table):
     assert table.open(A, 0.0) is OpenVerdict.PARKED
     state = table.snapshot(A)
     assert (state.announced, state.dropped) == (False, False)
@@ -138,7 +138,7 @@ def test_parking_ends_and_then_the_prompt_is_not_wanted(table):
     assert table.counters.expired == 0
 
 
-def test_a_parked_reader_that_went_and_came_back_is_parked_no_longer_than_before(table):
+def test_returning_parked_reader_keeps_its_original_bound(table):
     table.open(A, 0.0)
     table.reader_lost(A, 1.0)
     assert table.open(A, 1.5) is OpenVerdict.PARKED
@@ -146,7 +146,7 @@ def test_a_parked_reader_that_went_and_came_back_is_parked_no_longer_than_before
     assert table.snapshot(A).dropped
 
 
-def test_a_parked_reader_that_went_leaves_a_lease_to_the_announcement(table):
+def test_parked_reader_that_went_leaves_a_lease_to_the_announcement(table):
     table.open(A, 0.0)
     table.reader_lost(A, 1.0)
     assert table.announce(A, REQUEST, 1.0)
@@ -166,7 +166,7 @@ def test_no_lease_runs_before_the_first_blocks(table):
     assert table.expired(1000.0) == []
 
 
-def test_nobody_came_within_the_lease_of_the_newest_blocks(table):
+def test_lease_of_the_newest_blocks_expires_without_a_reader(table):
     table.announce(A, REQUEST, 0.0)
     table.advance(A, (4,), 10.0)
     table.advance(A, (2,), 13.0)
@@ -178,7 +178,7 @@ def test_nobody_came_within_the_lease_of_the_newest_blocks(table):
     assert table.counters.expired == 1
 
 
-def test_a_lost_reader_has_one_lease_to_come_back(table):
+def test_lost_reader_has_one_lease_to_return(table):
     finished(table, 0.0)
     table.open(A, 1.0)
     table.reader_lost(A, 100.0)
@@ -189,7 +189,7 @@ def test_a_lost_reader_has_one_lease_to_come_back(table):
     assert table.close(A, complete=True, now=206.0) == CloseVerdict(valid=False, owner=None)
 
 
-def test_the_lease_of_a_lost_reader_does_not_grow_with_new_blocks(table):
+def test_lease_of_a_lost_reader_does_not_grow_with_new_blocks(table):
     table.announce(A, REQUEST, 0.0)
     table.open(A, 0.0)
     table.reader_lost(A, 1.0)

@@ -91,7 +91,7 @@ def test_shared_memory_moves_exactly_the_blocks_asked_for(pairs):
 
 @settings(max_examples=40, deadline=None)
 @given(pairs=block_pairs(), piece_bytes=st.integers(1, 3 * BLOCK_BYTES))
-def test_a_stream_moves_exactly_the_blocks_asked_for(pairs, piece_bytes):
+def test_stream_moves_exactly_the_blocks_asked_for(pairs, piece_bytes):
     blocks = [0] * BLOCKS
     for pair in pairs:
         blocks[pair.logical] = pair.source
@@ -102,7 +102,7 @@ def test_a_stream_moves_exactly_the_blocks_asked_for(pairs, piece_bytes):
 
 
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
-def test_a_stream_fills_a_pool_on_any_device(device):
+def test_stream_fills_a_pool_on_any_device(device):
     own = torch.zeros(SHAPE.part_bytes, dtype=torch.uint8, device=device)
     transport = StreamTransport(FakeLink([5, 6, 1, 2]), own, SHAPE, SHAPE)
     pairs = [BlockPair(0, 5, 3), BlockPair(1, 6, 4), BlockPair(3, 2, 9)]
@@ -110,7 +110,7 @@ def test_a_stream_fills_a_pool_on_any_device(device):
     assert own.cpu().equal(expected_pool(pairs))
 
 
-def test_a_stream_asks_once_for_logical_neighbours_wherever_they_go():
+def test_stream_requests_logical_neighbours_together():
     link = FakeLink(list(range(BLOCKS)))
     own = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
     pairs = [BlockPair(logical, logical, 11 - logical) for logical in (2, 3, 4, 7)]
@@ -119,7 +119,7 @@ def test_a_stream_asks_once_for_logical_neighbours_wherever_they_go():
 
 
 @pytest.mark.parametrize(("missing", "extra"), [(1, b""), (0, b"x")])
-def test_a_stream_of_the_wrong_length_is_broken(missing, extra):
+def test_stream_of_the_wrong_length_is_broken(missing, extra):
     own = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
     transport = StreamTransport(FakeLink([0, 1], missing=missing, extra=extra), own, SHAPE, SHAPE)
     with pytest.raises(CopyBroken):
@@ -130,7 +130,7 @@ def test_a_stream_of_the_wrong_length_is_broken(missing, extra):
 
 
 @pytest.mark.parametrize("pair", [BlockPair(0, 0, BLOCKS), BlockPair(0, 0, -1)])
-def test_a_stream_does_not_ask_for_what_it_has_no_place_for(pair):
+def test_stream_does_not_request_blocks_without_a_destination(pair):
     link = FakeLink([0])
     own = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
     with pytest.raises(BlockOutOfRange):
@@ -163,7 +163,7 @@ def test_measuring_a_stream_counts_its_bytes():
     assert not own.any()
 
 
-def test_a_rate_is_in_billions_of_bytes_per_second():
+def test_rate_is_in_billions_of_bytes_per_second():
     assert LinkRate(3_000_000_000, 1.5).gb_per_s == 2.0
     assert LinkRate(0, 0.0).gb_per_s == 0.0
 
@@ -201,6 +201,6 @@ def test_every_byte_of_a_first_message_is_compared(parts: tuple[int, int], messa
         sent[place] ^= 1
 
 
-def test_a_source_that_sends_nothing_is_not_taken_for_right() -> None:
+def test_silent_source_is_an_error() -> None:
     with pytest.raises(CopyBroken, match="sent no bytes"):
         compare_beginning(FakeLink([], missing=0), source_pool(), SHAPE, SHAPE, TRANSFER, BlockPair(0, 0, 3))

@@ -11,13 +11,13 @@ FINE = Check("fine", ["platform"])
 BROKEN = Check("broken", ["no_such_module_of_python"])
 
 
-def test_the_output_of_a_check_beside_another_is_kept(tmp_path: Path) -> None:
+def test_output_of_a_concurrent_check_is_kept(tmp_path: Path) -> None:
     fine, _ = run_stage([FINE, FINE], tmp_path)
     assert fine.passed and fine.output
 
 
 @pytest.mark.parametrize("stages", [[[BROKEN, FINE]], [[FINE, BROKEN]], [[BROKEN], [FINE]]])
-def test_a_failure_anywhere_fails_all(
+def test_failure_anywhere_fails_all(
     stages: list[list[Check]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(baton.lab.checks, "all_checks", lambda: stages)
@@ -53,7 +53,7 @@ def test_that_would_pass_a_second_time() -> None:
 """
 
 
-def test_missing_hardware_is_no_avoidable_reason() -> None:
+def test_missing_hardware_is_no_avoidable_skip() -> None:
     skips = {"needs two GPUs": 1, "needs a processor with AVX-512": 2, "Chromium is not installed": 3}
     assert avoidable(skips) == ["Chromium is not installed"]
 
@@ -70,7 +70,7 @@ ON_A_LAPTOP = "== skipped tests: 2 (Chromium is not installed), 1 (needs a GPU)\
         (FAILS_FIRST, False, False, 1, "== skipped tests: 1 (needs a GPU)\n== FAILED: written\n"),
     ],
 )
-def test_a_run_fails_by_its_first_failure_and_in_ci_by_what_it_skips(
+def test_run_fails_by_its_first_failure_and_in_ci_by_what_it_skips(
     failing: str,
     skips: bool,
     no_skips: bool,
@@ -88,8 +88,6 @@ def test_a_run_fails_by_its_first_failure_and_in_ci_by_what_it_skips(
     assert capfd.readouterr().out.endswith(end)
 
 
-def test_pytest_that_does_not_run_at_all_fails_and_has_skipped_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_pytest_that_does_not_start_fails_and_skips_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run_checks([str(tmp_path / "no_such_file.py")]) == 1
     assert "== skipped tests: none\n== FAILED: tests" in capfd.readouterr().out

@@ -15,7 +15,7 @@ def costs(
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "grpc"])
-def test_the_break_even_lies_where_both_take_the_same_time(transport: str) -> None:
+def test_break_even_is_where_both_take_the_same_time(transport: str) -> None:
     even = FIXED_S[transport] / 0.0035
     measured = costs(7111.0, transport=transport)  # 4.5 ms a block, against 1 ms over the link
     assert not measured.favour_fetching(int(even))
@@ -29,7 +29,7 @@ def test_over_a_link_slower_than_computing_nothing_is_ever_fetched() -> None:
     assert not any(measured.favour_fetching(blocks) for blocks in (1, 10, 1000))
 
 
-def test_what_the_other_worker_loads_from_files_first_counts_with_its_time() -> None:
+def test_load_time_of_the_other_worker_counts() -> None:
     from_pool = costs(prefill_tokens_per_s=7111.0)  # 4.5 ms a block
     slow = replace(from_pool, loaded_blocks=100, load_bytes_per_s=2e8)  # 5 ms a block
     fast = replace(slow, load_bytes_per_s=1e9)
@@ -39,7 +39,7 @@ def test_what_the_other_worker_loads_from_files_first_counts_with_its_time() -> 
     assert replace(slow, load_bytes_per_s=0.0).fetch_s(10) == from_pool.fetch_s(10), "the router did not say"
 
 
-def test_a_prompt_waits_longer_where_the_other_worker_loads_first_within_a_bound() -> None:
+def test_prompt_waits_longer_for_a_loading_worker_within_a_bound() -> None:
     options = FetchOptions(block_tokens=32, block_bytes=10**6, timeout_s=1.0)
     hint = FetchHint("d0", b"t" * 16, blocks=100)
     assert longest_wait_s(hint, options) == 1.0
@@ -52,7 +52,7 @@ def test_before_anything_was_computed_blocks_are_fetched() -> None:
     assert costs(prefill_tokens_per_s=None).favour_fetching(1)
 
 
-def test_the_rate_is_that_of_recent_steps_and_long_ones_weigh_more() -> None:
+def test_rate_is_that_of_recent_steps_and_long_ones_weigh_more() -> None:
     rate = PrefillRate()
     assert rate.tokens_per_s is None
     rate.observe(1000, 1.0)

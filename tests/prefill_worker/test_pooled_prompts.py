@@ -20,7 +20,7 @@ def hashes(blocks: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("kind", "vector"), [(LAST, [20.0, 1.0]), (MEAN, [10.5, 1.0]), (CLS, [1.0, 1.0])])
-async def test_a_vector_of_several_chunks_is_told_once_and_all_blocks_are_free(kind: Any, vector: list[float]) -> None:
+async def test_vector_of_several_chunks_is_sent_once_and_frees_all_blocks(kind: Any, vector: list[float]) -> None:
     async with running(PrefillStack(chunk_tokens=8)) as stack, SessionClient(stack.endpoint) as router:
         await router.send(prefill=command(1, kind))
         step = await router.one("first_step", 1)
@@ -30,7 +30,7 @@ async def test_a_vector_of_several_chunks_is_told_once_and_all_blocks_are_free(k
         assert not stack.service.busy
 
 
-async def test_a_cached_prefix_is_skipped_where_the_pooling_allows_it() -> None:
+async def test_cached_prefix_is_skipped_where_the_pooling_allows_it() -> None:
     async with running(PrefillStack(chunk_tokens=8)) as stack, SessionClient(stack.endpoint) as router:
         names = hashes(20 // BLOCK_TOKENS)
         await router.send(prefill=command(1, LAST, block_hashes=names))
@@ -50,7 +50,7 @@ async def test_hidden_states_that_are_not_finite_fail_the_prompt() -> None:
         await stack.all_free()
 
 
-async def test_a_kind_that_the_worker_does_not_know_is_refused_by_name() -> None:
+async def test_kind_that_the_worker_does_not_know_is_refused_by_name() -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         await router.send(prefill=command(1, kind=99))
         failed = await router.one("failed", 1)
@@ -58,7 +58,7 @@ async def test_a_kind_that_the_worker_does_not_know_is_refused_by_name() -> None
         assert failed.message == "pooling.kind: number 99 is not known here"
 
 
-async def test_a_prompt_may_be_as_long_as_the_context_and_no_longer() -> None:
+async def test_prompt_may_be_as_long_as_the_context_and_no_longer() -> None:
     async with running(PrefillStack(chunk_tokens=64)) as stack, SessionClient(stack.endpoint) as router:
         assert BLOCKS * BLOCK_TOKENS >= 100
         await router.send(prefill=command(1, tokens=100))

@@ -16,7 +16,7 @@ class CountingPool(BlockPool):
         return super().held_only_by(owners)
 
 
-def test_pinned_blocks_are_looked_at_once_for_each_step() -> None:
+def test_pinned_blocks_are_counted_once_per_step() -> None:
     pool = CountingPool(8)
     scheduler = prefill_scheduler(pool, BLOCK, chunk_tokens=8)
     scheduler.add(prompt(1, 6))

@@ -23,7 +23,7 @@ async def close(stack: PrefillStack, identity: bytes, complete: bool = True) -> 
     return (await stack.transfers.Close(request, None)).valid
 
 
-async def test_a_prompt_is_answered_at_once_and_stays_pinned_until_its_reader_is_done() -> None:
+async def test_prompt_is_answered_immediately_and_pinned_until_its_reader_finishes() -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         identity = transfer_id()
         await router.send(prefill=prompt_command(5, identity, tokens=10, n=2))
@@ -61,7 +61,7 @@ async def test_cancel_while_waiting_for_pages_leaves_the_others_alone() -> None:
         assert await close(stack, first)
 
 
-async def test_cancel_while_pinned_makes_what_was_read_stale() -> None:
+async def test_cancel_while_pinned_makes_the_read_stale() -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         identity = transfer_id()
         await router.send(prefill=prompt_command(1, identity))
@@ -71,7 +71,7 @@ async def test_cancel_while_pinned_makes_what_was_read_stale() -> None:
         assert not await close(stack, identity)
 
 
-async def test_the_deadline_ends_a_prompt_with_its_reason() -> None:
+async def test_deadline_ends_a_prompt_with_its_reason() -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         stack.runner.hold()
         await router.send(prefill=prompt_command(1, transfer_id(), time_left_ms=30))
@@ -91,7 +91,7 @@ async def test_logits_that_are_not_finite_fail_their_prompt_alone() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"tokens": 0}, {"tokens": 100}, {"n": 0}, {"max_tokens": 0}])
-async def test_what_cannot_be_computed_is_refused_and_its_reader_told(wrong: dict[str, int]) -> None:
+async def test_uncomputable_prompt_is_rejected_and_its_reader_informed(wrong: dict[str, int]) -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         identity = transfer_id()
         await router.send(prefill=prompt_command(1, identity, **wrong))
@@ -115,7 +115,7 @@ async def test_two_routers_may_use_the_same_attempt_id() -> None:
         assert await close(stack, kept)
 
 
-async def test_an_attempt_sent_twice_is_taken_once() -> None:
+async def test_repeated_attempt_starts_once() -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         await router.send(prefill=prompt_command(1, transfer_id()))
         await router.send(prefill=prompt_command(1, transfer_id()))
@@ -126,7 +126,7 @@ async def test_an_attempt_sent_twice_is_taken_once() -> None:
         await router.cancel(2)
 
 
-async def test_a_transfer_id_in_use_is_refused_without_harm_to_its_owner() -> None:
+async def test_transfer_id_in_use_is_rejected_without_harm_to_its_owner() -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         identity = transfer_id()
         await router.send(prefill=prompt_command(1, identity))
@@ -136,7 +136,7 @@ async def test_a_transfer_id_in_use_is_refused_without_harm_to_its_owner() -> No
         assert await close(stack, identity)
 
 
-async def test_a_reader_that_gave_up_before_the_prompt_came_saves_its_computation() -> None:
+async def test_reader_that_gave_up_before_the_prompt_came_saves_its_computation() -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         identity = transfer_id()
         assert not await close(stack, identity, complete=False)
@@ -145,7 +145,7 @@ async def test_a_reader_that_gave_up_before_the_prompt_came_saves_its_computatio
         assert not stack.runner.plans
 
 
-async def test_the_lease_of_kv_that_nobody_reads_ends() -> None:
+async def test_lease_of_unread_kv_expires() -> None:
     async with running(PrefillStack(lease_s=0.05)) as stack, SessionClient(stack.endpoint) as router:
         identity = transfer_id()
         one_step = prompt_command(1, identity, tokens=stack.chunk_tokens)  # a lease runs between two of them
@@ -156,7 +156,7 @@ async def test_the_lease_of_kv_that_nobody_reads_ends() -> None:
         assert not await close(stack, identity)
 
 
-async def test_a_router_that_comes_back_in_time_gets_what_it_missed() -> None:
+async def test_reconnecting_router_gets_missed_events() -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         identity = transfer_id()
         stack.runner.hold()
@@ -171,7 +171,7 @@ async def test_a_router_that_comes_back_in_time_gets_what_it_missed() -> None:
         assert await close(stack, identity)
 
 
-async def test_the_prompts_of_a_router_that_stays_away_are_forgotten() -> None:
+async def test_prompts_of_a_router_that_stays_away_are_forgotten() -> None:
     async with running(PrefillStack(grace_s=0.05)) as stack:
         async with SessionClient(stack.endpoint) as router:
             await router.send(prefill=prompt_command(1, transfer_id()))
@@ -180,7 +180,7 @@ async def test_the_prompts_of_a_router_that_stays_away_are_forgotten() -> None:
         assert not stack.service.busy
 
 
-async def test_a_draining_worker_refuses_new_prompts_and_finishes_the_old() -> None:
+async def test_draining_worker_refuses_new_prompts_and_finishes_the_old() -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         old = transfer_id()
         stack.runner.hold()
@@ -196,7 +196,7 @@ async def test_a_draining_worker_refuses_new_prompts_and_finishes_the_old() -> N
         assert not stack.service.busy
 
 
-async def test_a_session_that_overflows_with_its_first_step_takes_its_prompt_along(
+async def test_session_that_overflows_with_its_first_step_takes_its_prompt_along(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("baton.worker.service.MAX_UNACKNOWLEDGED", 0)
@@ -207,7 +207,7 @@ async def test_a_session_that_overflows_with_its_first_step_takes_its_prompt_alo
         assert not stack.service.busy and not stack.faults
 
 
-async def test_prompt_whose_outcome_cannot_be_taken_in_fails_alone(
+async def test_prompt_with_failing_outcome_fails_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
@@ -229,7 +229,7 @@ async def test_prompt_whose_outcome_cannot_be_taken_in_fails_alone(
         await stack.all_free()
 
 
-async def test_logprobs_come_with_the_first_tokens_where_they_are_asked_for() -> None:
+async def test_logprobs_are_sent_with_the_first_tokens_if_requested() -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         await router.send(prefill=prompt_command(1, transfer_id(), n=2, sampling={"logprobs": 2}))
         await router.send(prefill=prompt_command(2, transfer_id()))
@@ -241,7 +241,7 @@ async def test_logprobs_come_with_the_first_tokens_where_they_are_asked_for() ->
         await router.cancel(2)
 
 
-async def test_a_sampling_value_without_meaning_fails_its_own_request_only() -> None:
+async def test_invalid_sampling_value_fails_its_request_alone() -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         await router.send(prefill=prompt_command(1, transfer_id(), sampling={"repetition_penalty": -1.0}))
         failed = await router.one("failed", 1)
@@ -252,7 +252,7 @@ async def test_a_sampling_value_without_meaning_fails_its_own_request_only() -> 
         await router.cancel(2)
 
 
-async def test_what_nobody_foresaw_ends_its_prompt_and_is_logged_with_its_trace(
+async def test_unexpected_error_ends_its_prompt_and_is_logged_with_its_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trace = new_trace()

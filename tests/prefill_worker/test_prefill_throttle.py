@@ -38,7 +38,7 @@ def test_slow_decode_makes_chunks_smaller_and_then_rests_before_the_next() -> No
     assert [round(rest, 6) for rest in world.rests] == [0.0025, 0.005]
 
 
-def test_a_rest_is_bounded() -> None:
+def test_rest_is_bounded() -> None:
     world = World(1.0)
     for _ in range(9):
         world.throttle.observe_slow_down(9.0)

@@ -74,7 +74,7 @@ async def pair(**options: Any) -> AsyncIterator[Pair]:
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "tcp", "grpc"])
-async def test_blocks_come_over_bit_for_bit_and_only_the_rest_is_computed(transport: Any) -> None:
+async def test_blocks_are_fetched_bit_for_bit_and_only_the_rest_is_computed(transport: Any) -> None:
     async with pair(transport=transport) as both:
         both.decode.storage.copy_(torch.arange(BLOCKS * BLOCK_BYTES) % 241)
         await both.ask(1)
@@ -88,7 +88,7 @@ async def test_blocks_come_over_bit_for_bit_and_only_the_rest_is_computed(transp
         assert pools[0][list(own)].equal(pools[1][both.source])
 
 
-async def test_what_is_here_already_is_not_fetched_again() -> None:
+async def test_local_blocks_are_not_fetched() -> None:
     async with pair() as both:
         await both.prefill.cache(HASHES[:3])
         await both.ask(1)
@@ -99,13 +99,13 @@ async def test_what_is_here_already_is_not_fetched_again() -> None:
         assert (timings.fetched_tokens, timings.cached_tokens) == (0, 20)
 
 
-async def test_a_source_that_has_less_than_was_believed_gives_what_it_has() -> None:
+async def test_source_with_less_than_expected_gives_what_it_has() -> None:
     async with pair() as both:
         await both.ask(1, blocks=5)
         assert (await both.timings(1)).fetched_tokens == 16
 
 
-async def test_the_block_of_the_last_prompt_token_is_never_fetched() -> None:
+async def test_block_of_the_last_prompt_token_is_never_fetched() -> None:
     async with pair() as both:
         hint = session_pb2.Fetch(endpoint=both.decode.endpoint, transfer_id=secrets.token_bytes(16), blocks=4)
         command = prompt_command(1, secrets.token_bytes(16), tokens=16, block_hashes=HASHES[:4], fetch=hint)
@@ -113,7 +113,7 @@ async def test_the_block_of_the_last_prompt_token_is_never_fetched() -> None:
         assert (await both.timings(1)).fetched_tokens == 12
 
 
-async def test_a_source_that_has_nothing_costs_no_more_than_asking() -> None:
+async def test_source_without_blocks_costs_only_a_query() -> None:
     async with pair() as both:
         await both.decode.on_engine(lambda: [both.decode.pool.release(b) for b in both.decode.pool.allocate(BLOCKS)])
         await both.ask(1)
@@ -122,7 +122,7 @@ async def test_a_source_that_has_nothing_costs_no_more_than_asking() -> None:
         assert timings.fetch_ms > 0.0
 
 
-async def test_a_source_that_is_gone_is_computed_and_left_alone_for_a_while() -> None:
+async def test_unreachable_source_is_avoided_for_a_while() -> None:
     async with pair() as both:
         await both.ask(1, endpoint="127.0.0.1:1")
         first = await both.timings(1)
@@ -132,7 +132,7 @@ async def test_a_source_that_is_gone_is_computed_and_left_alone_for_a_while() ->
         assert second.fetch_ms == 0.0
 
 
-async def test_what_was_overwritten_while_it_was_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_block_overwritten_during_its_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair() as both:
         begun, let_go = both.hold_copies(monkeypatch)
         await both.ask(1)
@@ -143,7 +143,7 @@ async def test_what_was_overwritten_while_it_was_read_is_dropped(monkeypatch: py
         assert (timings.fetched_tokens, timings.cached_tokens) == (0, 0)
 
 
-async def test_a_prompt_does_not_wait_for_a_slow_copy_whose_pages_come_back_later(
+async def test_prompt_does_not_wait_for_a_slow_copy_and_its_pages_are_freed_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with pair(fetch_timeout_s=60.0) as both:
@@ -187,7 +187,7 @@ async def test_cancel_while_the_engine_is_asked_for_pages_leaks_none() -> None:
         both.prefill.runner.let_go()
 
 
-async def test_the_deadline_counts_while_fetching(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deadline_counts_while_fetching(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair() as both:
         _, let_go = both.hold_copies(monkeypatch)
         await both.ask(1, time_left_ms=50)
@@ -213,14 +213,14 @@ async def test_where_computing_is_sooner_nothing_is_fetched() -> None:
         assert len(both.decode.table) == 0
 
 
-async def test_who_asks_for_logprobs_of_the_prompt_gets_it_computed() -> None:
+async def test_prompt_with_requested_logprobs_is_computed() -> None:
     async with pair() as both:
         await both.ask(1, sampling={"prompt_logprobs": 0})
         timings = await both.timings(1)
         assert (timings.fetch_ms, timings.cached_tokens) == (0.0, 0)
 
 
-async def test_the_report_says_how_much_of_all_prompts_was_found_here() -> None:
+async def test_report_says_how_much_of_all_prompts_was_found_here() -> None:
     async with pair() as both:
         await both.ask(1)
         await both.timings(1)

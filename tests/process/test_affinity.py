@@ -10,12 +10,12 @@ import pytest
 from baton.process.affinity import AUTOGROUP, CoresUnavailable, current_cores, lower_priority, parse_cores, pin_process
 
 
-def test_cores_are_read_as_taskset_writes_them() -> None:
+def test_cores_are_parsed_like_tasksets() -> None:
     assert parse_cores("0,2-4, 7") == {0, 2, 3, 4, 7}
 
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-1", "1,,2"])
-def test_a_malformed_list_is_refused(text: str) -> None:
+def test_malformed_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_cores(text)
 
@@ -39,7 +39,7 @@ stop.set()
     assert result.stdout == "True\n"
 
 
-def test_a_core_that_is_not_ours_is_refused() -> None:
+def test_foreign_core_is_rejected() -> None:
     before = os.sched_getaffinity(0)
     with pytest.raises(CoresUnavailable, match="4095"):
         pin_process(frozenset([4095]))
@@ -53,7 +53,7 @@ print(AUTOGROUP.read_text() if AUTOGROUP.exists() else "no groups")
 """
 
 
-def test_a_session_of_its_own_stands_back_behind_others() -> None:
+def test_own_session_is_niced() -> None:
     """Where the kernel does not group by session, nothing happens."""
     done = subprocess.run(
         [sys.executable, "-c", STAND_BACK],
@@ -66,7 +66,7 @@ def test_a_session_of_its_own_stands_back_behind_others() -> None:
     assert done.stdout.endswith("nice 7\n\n" if AUTOGROUP.exists() else "no groups\n")
 
 
-def test_a_session_that_others_share_is_left_as_it_is() -> None:
+def test_shared_session_is_left_alone() -> None:
     code = "import os; from baton.process.affinity import lower_priority\n"
     code += "assert os.getsid(0) != os.getpid(); lower_priority(7)"
     before = AUTOGROUP.read_text() if AUTOGROUP.exists() else ""
@@ -75,7 +75,7 @@ def test_a_session_that_others_share_is_left_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_what_is_written_is_a_niceness_and_to_a_session_of_its_own_alone(
+def test_niceness_is_written_only_to_an_own_session(
     is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = tmp_path / "autogroup"

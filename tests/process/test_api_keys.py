@@ -23,7 +23,7 @@ def key(name: str, secret: str) -> ApiKey:
     return ApiKey(name, digest_of(secret))
 
 
-def test_a_line_comes_back_as_it_was_written() -> None:
+def test_key_line_round_trips() -> None:
     limits = KeyLimits(requests_per_minute=60, tokens_per_minute=9000, concurrency=4, max_context_tokens=512)
     objectives = RequestedObjectives(ttft_slo_ms=900.5, tbt_slo_ms=20)
     for written in (
@@ -61,7 +61,7 @@ def test_secrets_have_256_random_bits() -> None:
     assert all(len(secret.removeprefix("baton-")) == 43 for secret in drawn)  # of 6 bits each
 
 
-def test_salts_differ_by_key_and_by_name_and_are_no_hash_of_the_file() -> None:
+def test_salts_differ_by_key_and_name_and_are_no_hash_of_the_file() -> None:
     salts = {key(name, secret).key_salt for name in "ab" for secret in "xy"}
     assert len(salts) == 4
     assert not salts & {digest_of("x"), digest_of("y")}
@@ -87,13 +87,13 @@ def test_salts_differ_by_key_and_by_name_and_are_no_hash_of_the_file() -> None:
         ["SECRET"],
     ],
 )
-def test_a_bad_line_is_named_by_its_number_and_not_told(told: object) -> None:
+def test_bad_line_is_named_by_its_number_and_not_told(told: object) -> None:
     with pytest.raises(KeyFormatError, match="line 2") as refused:
         parse_key_file(f"# SECRET\n{json.dumps(told)}")
     assert "SECRET" not in str(refused.value)
 
 
-def test_what_is_no_json_is_not_told_either() -> None:
+def test_malformed_json_is_not_quoted() -> None:
     with pytest.raises(KeyFormatError, match="line 1: not JSON") as refused:
         parse_key_file("baton-SECRET")
     assert refused.value.__cause__ is None and "SECRET" not in str(refused.value)

@@ -15,7 +15,7 @@ def test_nothing_is_known_at_first_and_a_clock_that_was_set_is_left_out() -> Non
     assert estimate.best is None
 
 
-def test_the_fastest_way_counts_until_it_is_old() -> None:
+def test_fastest_way_counts_until_it_is_old() -> None:
     estimate = ClockEstimate()
     for way_s in (0.2, 0.02, 0.4):
         estimate.take(10.0, 10.0 + way_s, 0.0, 110.0 + way_s)
@@ -26,7 +26,7 @@ def test_the_fastest_way_counts_until_it_is_old() -> None:
 
 
 @given(st.floats(-1e6, 1e6), st.lists(st.tuples(SECONDS, SECONDS, SECONDS), min_size=1, max_size=30))
-def test_the_true_offset_is_within_the_error(offset_s: float, ways: list[tuple[float, float, float]]) -> None:
+def test_true_offset_is_within_the_error(offset_s: float, ways: list[tuple[float, float, float]]) -> None:
     """Whatever the two ways take, and however long the other process keeps the message."""
     estimate, now = ClockEstimate(), 1000.0
     for there_s, kept_s, back_s in ways:

@@ -22,7 +22,7 @@ from baton.process.config import (
 from baton.worker.config import WorkerConfig
 
 
-def test_config_reads_redis_url_where_its_own_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_reads_redis_url_if_its_own_variable_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://elsewhere:6379/0")
     assert read_config(RegistryConfig, ()).redis_url == "redis://elsewhere:6379/0"
     monkeypatch.setenv("BATON_REDIS_URL", "redis://here:6379/0")
@@ -40,7 +40,7 @@ class ExampleConfig(ListenConfig, RegistryConfig, LogConfig, TelemetryConfig):
     eager: bool = False
 
 
-def test_a_flag_wins_over_a_variable_and_a_variable_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_wins_over_a_variable_and_a_variable_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_PORT", "1")
     monkeypatch.setenv("BATON_HOST", "0.0.0.0")
     config = read_config(ExampleConfig, ["--model", "m", "--port", "2"])
@@ -56,7 +56,7 @@ def test_values_are_read_by_their_type(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (config.kv_memory, config.eager, config.model) == (512 * 2**20, True, Path("m"))
 
 
-def test_the_collector_has_its_standard_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collector_has_its_standard_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317")
     assert read_config(ExampleConfig, ["--model", "m"]).otlp_endpoint == "http://collector:4317"
     assert read_config(ExampleConfig, ["--model", "m", "--otlp-endpoint", "x:1"]).otlp_endpoint == "x:1"
@@ -75,18 +75,18 @@ def test_the_collector_has_its_standard_variable(monkeypatch: pytest.MonkeyPatch
         (["--model"], "--model"),
     ],
 )
-def test_an_error_names_the_flag_and_the_variable(arguments: list[str], named: str) -> None:
+def test_error_names_the_flag_and_the_variable(arguments: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         read_config(ExampleConfig, arguments)
 
 
-def test_a_wrong_variable_is_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_variable_is_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_LOG_FORMAT", "xml")
     with pytest.raises(ConfigError, match="BATON_LOG_FORMAT"):
         read_config(ExampleConfig, ["--model", "m"])
 
 
-def test_a_config_is_frozen() -> None:
+def test_config_is_frozen() -> None:
     config = read_config(ExampleConfig, ["--model", "m"])
     with pytest.raises(FrozenInstanceError, match="frozen"):
         config.port = 3
@@ -112,6 +112,6 @@ def test_help_shows_every_flag_with_its_variable(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("text", ["1" * 400 + "GiB", "9" * 5000, "١GiB", "1e3", "0x10", "1_000", "-1", "nan"])
-def test_byte_size_that_is_no_amount_is_refused(text: str) -> None:
+def test_invalid_byte_size_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not an amount of memory"):
         ByteSize.read(text)

@@ -51,7 +51,7 @@ async def test_invalid_argument_names_the_field_and_the_reason(start_server: Any
     assert (info.reason, info.domain, dict(info.metadata)) == ("PROMPT_TOO_LONG", "baton", {"limit": "4", "got": "5"})
 
 
-async def test_failed_precondition_names_what_does_not_fit(start_server: Any) -> None:
+async def test_failed_precondition_names_the_mismatch(start_server: Any) -> None:
     call, details = await _raise_over_grpc(start_server, FailedPrecondition("reader.fingerprint", "another model"))
     assert call.code() is grpc.StatusCode.FAILED_PRECONDITION
     (violation,) = _unpack(details[0], error_details_pb2.PreconditionFailure).violations
@@ -91,7 +91,7 @@ async def test_internal_names_reason_and_request(start_server: Any) -> None:
     assert _unpack(details[1], error_details_pb2.RequestInfo).request_id == "r1"
 
 
-async def test_a_status_that_the_connection_cannot_carry_any_more_ends_the_call_as_a_cancelled_one() -> None:
+async def test_status_that_the_connection_cannot_carry_becomes_cancelled() -> None:
     class Gone:
         async def abort(self, *status: object) -> None:
             raise grpc.aio.InternalError("Failed execute_batch")

@@ -58,7 +58,7 @@ class Wire:
             writer.close()
 
 
-async def test_a_worker_notices_a_router_that_has_vanished_and_keeps_its_session() -> None:
+async def test_worker_notices_a_vanished_router_and_keeps_its_session() -> None:
     worker = Worker()
     server = grpc.aio.server(options=[*(dict(INTERNAL_SERVER_OPTIONS) | IN_TEST_MS).items()])
     session_pb2_grpc.add_SessionServiceServicer_to_server(worker, server)
@@ -83,7 +83,7 @@ BOUNDS = [*((each, 5_000) for each in INTERNALLY), *((each, 40_000) for each in 
 
 
 @pytest.mark.parametrize(("options", "within_ms"), BOUNDS)
-def test_whoever_sends_pings_bounds_their_answers(options: tuple[tuple[str, int], ...], within_ms: int) -> None:
+def test_ping_sender_bounds_the_answers(options: tuple[tuple[str, int], ...], within_ms: int) -> None:
     """gRPC waits a minute where it is not told."""
     bounds = dict(options)
     assert len(bounds) == len(options)

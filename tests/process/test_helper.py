@@ -38,7 +38,7 @@ async def test_helper_is_one_process_of_low_priority(helper: Helper) -> None:
     assert int(await helper.ask([b"nice"])) >= min(19, NICENESS)
 
 
-async def test_helper_ignores_signals_of_its_group_and_answers_on(helper: Helper) -> None:
+async def test_helper_ignores_group_signals_and_continues(helper: Helper) -> None:
     pid = int(bytes(await helper.ask([b"pid"])).removeprefix(b"said "))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         os.kill(pid, number)
@@ -84,7 +84,7 @@ async def test_closed_helper_starts_no_process() -> None:
         await helper.ask([b"a"])
 
 
-async def test_close_of_a_killed_helper_that_is_not_gone_returns(
+async def test_close_of_an_unreaped_killed_helper_returns(
     helper: Helper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await helper.ask([b"a"]) == b"said a"

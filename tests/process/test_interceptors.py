@@ -15,7 +15,7 @@ UNARY = "/baton.test.Test/Unary"
 STREAM = "/baton.test.Test/Stream"
 
 
-async def test_an_unknown_exception_is_internal_without_its_text(
+async def test_unknown_exception_is_internal_without_its_text(
     start_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(request: bytes, context: Any) -> bytes:
@@ -30,7 +30,7 @@ async def test_an_unknown_exception_is_internal_without_its_text(
     assert "baton.test.Test/Unary failed" in caplog.text
 
 
-async def test_an_error_in_a_stream_follows_what_was_sent(start_server: Any) -> None:
+async def test_error_in_a_stream_follows_sent_messages(start_server: Any) -> None:
     async def generate(request: bytes, context: Any) -> AsyncIterator[bytes]:
         yield b"1"
         yield b"2"
@@ -45,7 +45,7 @@ async def test_an_error_in_a_stream_follows_what_was_sent(start_server: Any) -> 
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_stream_written_by_a_coroutine_works_too(start_server: Any) -> None:
+async def test_stream_written_by_a_coroutine_works_too(start_server: Any) -> None:
     async def write(request: bytes, context: Any) -> None:
         await context.write(b"1")
         await context.write(b"2")
@@ -54,7 +54,7 @@ async def test_a_stream_written_by_a_coroutine_works_too(start_server: Any) -> N
     assert [message async for message in channel.unary_stream(STREAM)(b"")] == [b"1", b"2"]
 
 
-async def test_an_abort_of_the_behaviour_itself_keeps_its_status(
+async def test_abort_of_the_behaviour_itself_keeps_its_status(
     start_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def abort(request: bytes, context: Any) -> bytes:
@@ -79,7 +79,7 @@ async def test_trace_and_request_id_come_from_the_metadata(start_server: Any) ->
     assert await channel.unary_unary(UNARY)(b"", metadata=metadata) == f"{trace.traceparent} r1".encode()
 
 
-async def test_a_stream_keeps_its_trace_from_message_to_message(start_server: Any) -> None:
+async def test_stream_keeps_its_trace_from_message_to_message(start_server: Any) -> None:
     async def tell(request: bytes, context: Any) -> AsyncIterator[bytes]:
         for _ in range(2):
             trace = current_trace.get()
@@ -92,7 +92,7 @@ async def test_a_stream_keeps_its_trace_from_message_to_message(start_server: An
     assert [message async for message in call] == [trace.trace_id.encode()] * 2
 
 
-async def test_a_call_without_identifiers_has_none_until_it_gets_one(start_server: Any) -> None:
+async def test_call_without_identifiers_has_none_until_it_gets_one(start_server: Any) -> None:
     async def tell(request: bytes, context: Any) -> bytes:
         return f"{current_trace.get()} {current_request_id.get()}".encode()
 
@@ -101,7 +101,7 @@ async def test_a_call_without_identifiers_has_none_until_it_gets_one(start_serve
 
 
 @pytest.mark.parametrize("own", [None, "req-own"])
-async def test_a_refusal_is_logged_under_the_id_of_its_request_or_a_new_one(
+async def test_rejection_is_logged_under_its_request_id_or_a_new_one(
     start_server: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, own: str | None
 ) -> None:
     async def refuse(request: bytes, context: Any) -> bytes:
@@ -127,7 +127,7 @@ async def test_a_refusal_is_logged_under_the_id_of_its_request_or_a_new_one(
     assert (first == second) == (own is not None)
 
 
-async def test_cancellation_reaches_the_behaviour_and_is_no_error(
+async def test_cancellation_reaches_the_handler_and_is_no_error(
     start_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     cancelled = asyncio.Event()
@@ -148,7 +148,7 @@ async def test_cancellation_reaches_the_behaviour_and_is_no_error(
     assert not [record for record in caplog.records if record.name.startswith("baton.process")]
 
 
-async def test_an_unknown_method_is_unimplemented(start_server: Any) -> None:
+async def test_unknown_method_is_unimplemented(start_server: Any) -> None:
     channel = await start_server()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await channel.unary_unary("/baton.test.Test/Nothing")(b"")

@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-def test_a_changed_file_is_read_again(file: Path) -> None:
+def test_changed_file_is_read_again(file: Path) -> None:
     store = KeyStore(file)
     write(file, "b", "c")
     assert good(store) == {"a"}
@@ -34,13 +34,13 @@ def test_a_changed_file_is_read_again(file: Path) -> None:
     assert good(store) == {"b", "c"}
 
 
-def test_a_file_that_has_not_changed_is_not_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_file_is_not_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = KeyStore(file)
     monkeypatch.setattr(key_store, "parse_key_file", lambda text: pytest.fail("read again"))
     store.poll()
 
 
-def test_a_bad_or_absent_file_leaves_the_keys_of_before(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_or_absent_file_leaves_the_keys_of_before(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = KeyStore(file)
     file.write_text("baton-SECRET")
     store.poll()
@@ -57,13 +57,13 @@ def test_a_bad_or_absent_file_leaves_the_keys_of_before(file: Path, caplog: pyte
     assert good(store) == {"b"}
 
 
-def test_fixed_keys_hold_beside_those_of_the_file(file: Path) -> None:
+def test_fixed_keys_are_valid_next_to_those_of_the_file(file: Path) -> None:
     store = KeyStore(file, (ApiKey("c", digest_of("c")),))
     assert good(store) == {"a", "c"}
     assert good(KeyStore(None, (ApiKey("c", digest_of("c")),))) == {"c"}
 
 
-def test_a_bad_file_at_the_start_is_an_error(file: Path) -> None:
+def test_bad_file_at_the_start_is_an_error(file: Path) -> None:
     file.write_text("{")
     with pytest.raises(KeyFormatError):
         KeyStore(file)

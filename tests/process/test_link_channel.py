@@ -21,7 +21,7 @@ def test_unacknowledged_messages_are_kept_in_order_and_dropped_when_acknowledged
     assert list(channel.unacknowledged()) == [Numbered(3, "c"), Numbered(4, "d")]
 
 
-def test_acknowledging_what_was_never_sent_is_a_violation() -> None:
+def test_acknowledging_an_unsent_message_is_a_violation() -> None:
     channel = LinkChannel[str](max_unacknowledged=8)
     channel.number("a")
     with pytest.raises(LinkViolation):

@@ -70,7 +70,7 @@ async def served() -> AsyncIterator[tuple[Worker, SessionClient]]:
         await server.stop(1.0)
 
 
-async def test_commands_are_taken_once_and_in_order_across_a_reconnect() -> None:
+async def test_commands_are_executed_once_and_in_order_across_a_reconnect() -> None:
     async with served() as (worker, router):
         async with router:
             await router.cancel(1)
@@ -83,7 +83,7 @@ async def test_commands_are_taken_once_and_in_order_across_a_reconnect() -> None
             await eventually(lambda: worker.taken == [1, 2, 3])
 
 
-async def test_commands_in_one_message_are_taken_one_by_one_and_those_known_already_are_not() -> None:
+async def test_known_commands_of_a_batch_are_skipped() -> None:
     async with served() as (worker, router), router:
         await router.cancel(1)
         numbered = [(1, 1), (2, 2), (3, 3), (5, 5), (6, 6)]
@@ -96,7 +96,7 @@ async def test_commands_in_one_message_are_taken_one_by_one_and_those_known_alre
         assert worker.taken == [1, 2, 3]
 
 
-async def test_what_was_said_while_the_router_was_away_comes_after_welcome() -> None:
+async def test_events_during_a_disconnect_follow_welcome() -> None:
     async with served() as (worker, router):
         async with router:
             worker.say(1)
@@ -108,14 +108,14 @@ async def test_what_was_said_while_the_router_was_away_comes_after_welcome() -> 
         assert [failed.attempt_id for failed in router.of_kind("failed")] == [1, 2]
 
 
-async def test_a_gap_ends_the_connection_but_not_the_session() -> None:
+async def test_gap_ends_the_connection_but_not_the_session() -> None:
     async with served() as (worker, router), router:
         await router.send_again(5, cancel=session_pb2.Cancel(attempt_id=1))
         assert await eventually(lambda: router.ended_with) is grpc.StatusCode.OK
         assert not worker.taken and not worker.ended
 
 
-async def test_a_connection_begins_with_hello() -> None:
+async def test_connection_begins_with_hello() -> None:
     async with served() as (worker, router):
         router.router_id = b"short"
         async with router:
@@ -123,7 +123,7 @@ async def test_a_connection_begins_with_hello() -> None:
         assert not worker.hub.links
 
 
-async def test_a_router_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_router_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.process.links.connection.HELLO_TIMEOUT_S", 0.01)
     async with served() as (_, router), grpc.aio.insecure_channel(router.endpoint) as channel:
         call: Any = session_pb2_grpc.SessionServiceStub(channel).Connect()
@@ -131,7 +131,7 @@ async def test_a_router_that_says_nothing_is_not_waited_for(monkeypatch: pytest.
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_acknowledging_what_was_never_sent_ends_the_connection_and_leaks_no_session() -> None:
+async def test_acknowledging_an_unsent_message_ends_the_connection_and_leaks_no_session() -> None:
     async with served() as (worker, router):
         async with router:
             pass
@@ -142,14 +142,14 @@ async def test_acknowledging_what_was_never_sent_ends_the_connection_and_leaks_n
         await router.disconnect()
 
 
-async def test_an_error_in_a_command_ends_the_connection_loudly(caplog: pytest.LogCaptureFixture) -> None:
+async def test_error_in_a_command_ends_the_connection_loudly(caplog: pytest.LogCaptureFixture) -> None:
     async with served() as (_, router), router:
         await router.cancel(13)
         assert await eventually(lambda: router.ended_with) is grpc.StatusCode.INTERNAL
     assert "unlucky" in caplog.text
 
 
-async def test_an_ended_session_takes_no_more_commands() -> None:
+async def test_ended_session_takes_no_more_commands() -> None:
     async with served() as (worker, router), router:
         [session] = worker.hub.links
         worker.hub.end(session, "for the test")
@@ -158,7 +158,7 @@ async def test_an_ended_session_takes_no_more_commands() -> None:
         assert not worker.taken
 
 
-async def test_a_router_that_vanishes_and_a_worker_that_stops_are_no_errors(caplog: pytest.LogCaptureFixture) -> None:
+async def test_vanished_router_and_stopped_worker_are_no_errors(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with served() as (worker, router):
         await router.connect()
@@ -174,7 +174,7 @@ async def test_a_router_that_vanishes_and_a_worker_that_stops_are_no_errors(capl
     await router.disconnect()
 
 
-async def test_a_worker_that_stops_takes_no_new_connection() -> None:
+async def test_worker_that_stops_takes_no_new_connection() -> None:
     async with served() as (worker, router):
         await worker.hub.close(1.0)
         async with router:

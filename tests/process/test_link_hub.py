@@ -55,7 +55,7 @@ async def test_numbers_go_on_while_the_router_is_away() -> None:
     await hub.close(0.0)
 
 
-async def test_a_session_ends_once_when_its_grace_is_over() -> None:
+async def test_session_ends_once_when_its_grace_is_over() -> None:
     hub = Hub(grace_s=0.001)
     session, outbox = connected(hub)
     hub.disconnect(session, outbox)
@@ -78,7 +78,7 @@ async def test_session_resumed_within_its_grace_outlives_that_grace() -> None:
     await hub.close(0.0)
 
 
-async def test_a_router_that_begins_anew_ends_its_old_session() -> None:
+async def test_restarted_router_ends_its_old_session() -> None:
     hub = Hub()
     old, outbox = connected(hub)
     new, resumed = hub.connect(ROUTER, resumes=False)
@@ -88,7 +88,7 @@ async def test_a_router_that_begins_anew_ends_its_old_session() -> None:
     await hub.close(0.0)
 
 
-async def test_a_newer_connection_replaces_the_old_one() -> None:
+async def test_newer_connection_replaces_the_old_one() -> None:
     hub = Hub()
     session, first = connected(hub)
     _, second = connected(hub, resumes=True)
@@ -98,7 +98,7 @@ async def test_a_newer_connection_replaces_the_old_one() -> None:
     await hub.close(0.0)
 
 
-async def test_a_router_that_acknowledges_nothing_loses_its_session() -> None:
+async def test_router_that_acknowledges_nothing_loses_its_session() -> None:
     hub = Hub(max_unacknowledged=2)
     session, outbox = connected(hub)
     for _ in range(3):
@@ -125,14 +125,14 @@ async def test_close_lets_connections_finish_and_then_ends_every_session() -> No
     assert hub.closed and hub.ended == [session] and hub.links == ()
 
 
-async def test_close_does_not_wait_for_ever() -> None:
+async def test_close_is_bounded() -> None:
     hub = Hub()
     session, outbox = connected(hub)
     await hub.close(0.001)
     assert hub.ended == [session] and outbox.closed
 
 
-async def test_a_lossy_message_keeps_its_place_is_not_numbered_and_is_lost_without_a_connection() -> None:
+async def test_lossy_message_is_unnumbered_in_order_and_lost_without_a_connection() -> None:
     hub = Hub()
     session, outbox = connected(hub)
     hub.send(session, Note("1"))
@@ -155,7 +155,7 @@ async def test_lossy_messages_are_lost_where_too_much_is_still_to_be_written() -
     assert outbox.waiting == MAX_WAITING
 
 
-async def test_what_was_sent_is_delivered_when_those_who_are_there_have_acknowledged_it(
+async def test_message_is_delivered_once_all_connected_routers_acknowledged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     hub = Hub()
@@ -209,7 +209,7 @@ async def closing_after_one(outbox: Outbox[Note]) -> AsyncIterator[str]:
         yield note.text
 
 
-async def test_every_message_acknowledges_what_was_received_last() -> None:
+async def test_every_message_acknowledges_the_last_received() -> None:
     hub = Hub()
     session, outbox = connected(hub)
     assert session.channel.receive(1)
@@ -245,7 +245,7 @@ async def test_session_that_ended_while_it_was_connected_has_no_grace() -> None:
     await hub.close(0.0)
 
 
-async def test_delivery_is_not_waited_for_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+async def test_wait_for_delivery_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     hub = Hub()
     session, _ = connected(hub)
     hub.send(session, Note("last"))

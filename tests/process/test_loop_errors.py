@@ -20,7 +20,7 @@ TLS = "Fatal error on SSL protocol"
         ("Exception in callback", CLOSED, True),
     ],
 )
-async def test_only_a_connection_that_was_given_up_is_no_error(
+async def test_only_an_abandoned_connection_is_no_error(
     message: str, error: Exception, is_shown: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):

@@ -60,20 +60,20 @@ def lag(loop: FakeLoop, waits: Waits) -> LoopLag:
     return made
 
 
-def test_a_loop_that_is_on_time_was_never_busy(loop: FakeLoop, lag: LoopLag) -> None:
+def test_punctual_loop_was_never_busy(loop: FakeLoop, lag: LoopLag) -> None:
     for index in range(1, 50):
         loop.run_at(10.0 + index * PERIOD_S)
     assert lag.between(0.0, 100.0) == (0.0, 0.0) and lag.busy_s == 0.0
 
 
-def test_a_late_look_shows_a_busy_time(loop: FakeLoop, lag: LoopLag) -> None:
+def test_late_tick_shows_a_busy_time(loop: FakeLoop, lag: LoopLag) -> None:
     loop.run_at(10.0 + PERIOD_S + 0.3)
     assert lag.between(0.0, 100.0).busy_s == pytest.approx(0.3)
     assert lag.between(0.0, 10.1).busy_s == pytest.approx(0.1)
     assert lag.between(10.5, 11.0) == (0.0, 0.0)
 
 
-def test_a_late_look_without_a_core_is_no_busy_loop(loop: FakeLoop, lag: LoopLag, waits: Waits) -> None:
+def test_late_tick_without_a_core_is_no_busy_loop(loop: FakeLoop, lag: LoopLag, waits: Waits) -> None:
     waits.own_s, waits.share = 0.3, 1.5
     loop.run_at(10.0 + PERIOD_S + 0.3)
     assert lag.between(0.0, 100.0) == (pytest.approx(0.0), pytest.approx(1.5 * (PERIOD_S + 0.3)))
@@ -92,7 +92,7 @@ def test_other_threads_are_looked_at_a_while_after_the_loop_had_no_core(
     assert lag.between(10.0 + 2 * PERIOD_S, 100.0).queued_s == pytest.approx(0.5 * PERIOD_S)
 
 
-def test_two_looks_at_the_same_time_are_one(loop: FakeLoop, lag: LoopLag, waits: Waits) -> None:
+def test_two_ticks_at_the_same_time_count_once(loop: FakeLoop, lag: LoopLag, waits: Waits) -> None:
     late_s = 10.0 + PERIOD_S + 0.3
     loop.run_at(late_s)
     waits.own_s = 0.1
@@ -102,7 +102,7 @@ def test_two_looks_at_the_same_time_are_one(loop: FakeLoop, lag: LoopLag, waits:
     assert lag.between(late_s, 100.0).queued_s == pytest.approx(0.1)
 
 
-def test_old_looks_are_forgotten(loop: FakeLoop, lag: LoopLag) -> None:
+def test_old_ticks_are_forgotten(loop: FakeLoop, lag: LoopLag) -> None:
     now = 10.0
     for _ in range(KEPT + 10):
         now += PERIOD_S + 0.1
@@ -110,7 +110,7 @@ def test_old_looks_are_forgotten(loop: FakeLoop, lag: LoopLag) -> None:
     assert lag.between(0.0, now).busy_s == pytest.approx(KEPT * 0.1, rel=0.01)
 
 
-async def test_a_real_loop_that_was_blocked(waits: Waits) -> None:
+async def test_real_loop_that_was_blocked(waits: Waits) -> None:
     loop = asyncio.get_running_loop()
     lag = LoopLag(loop, waits.own, waits.others)
     lag.start()
@@ -122,7 +122,7 @@ async def test_a_real_loop_that_was_blocked(waits: Waits) -> None:
     assert lag.between(began, loop.time()).busy_s >= 0.03
 
 
-def test_look_that_fails_is_not_the_last(loop: FakeLoop) -> None:
+def test_failing_tick_is_not_the_last(loop: FakeLoop) -> None:
     failures = iter([OSError("no descriptor")])
 
     def others() -> float:

@@ -8,14 +8,14 @@ def _record(worker_id: str, epoch: int = 1) -> WorkerRecord:
     return WorkerRecord(worker_id, WorkerRole.DECODE, f"host:{epoch}", epoch, "00")
 
 
-def test_a_listed_worker_is_a_member_at_once() -> None:
+def test_listed_worker_is_a_member_immediately() -> None:
     view = MembershipView(ttl_s=3)
     assert view.observe([_record("b"), _record("a")], now=0)
     assert [record.worker_id for record in view.workers] == ["a", "b"]
     assert not view.observe([_record("a"), _record("b")], now=1)
 
 
-def test_a_worker_is_gone_after_being_missing_for_the_ttl() -> None:
+def test_worker_is_gone_after_being_missing_for_the_ttl() -> None:
     view = MembershipView(ttl_s=3)
     view.observe([_record("a")], now=0)
     assert not view.observe([], now=10)
@@ -24,14 +24,14 @@ def test_a_worker_is_gone_after_being_missing_for_the_ttl() -> None:
     assert view.workers == ()
 
 
-def test_a_worker_that_returns_in_time_starts_afresh() -> None:
+def test_worker_that_returns_in_time_starts_afresh() -> None:
     view = MembershipView(ttl_s=3)
     for now, listed in ((0, [_record("a")]), (1, []), (3, [_record("a")]), (4, []), (6.5, [])):
         view.observe(listed, now)
     assert len(view.workers) == 1
 
 
-def test_time_without_contact_removes_nobody() -> None:
+def test_lost_registry_removes_nobody() -> None:
     view = MembershipView(ttl_s=3)
     view.observe([_record("a")], now=0)
     view.observe([], now=1)
@@ -41,7 +41,7 @@ def test_time_without_contact_removes_nobody() -> None:
     assert view.observe([], now=104)
 
 
-def test_a_higher_epoch_replaces_and_a_lower_one_is_ignored() -> None:
+def test_higher_epoch_replaces_and_a_lower_one_is_ignored() -> None:
     view = MembershipView(ttl_s=3)
     view.observe([_record("a", epoch=2)], now=0)
     assert not view.observe([_record("a", epoch=1)], now=1)
@@ -50,7 +50,7 @@ def test_a_higher_epoch_replaces_and_a_lower_one_is_ignored() -> None:
     assert view.workers == (_record("a", epoch=3),)
 
 
-def test_a_lower_epoch_is_taken_once_the_higher_one_has_been_missing_for_the_ttl() -> None:
+def test_lower_epoch_is_accepted_after_the_higher_one_missed_its_ttl() -> None:
     """Redis lost its data, and the clock that a restarted worker took its epoch from had gone back."""
     view = MembershipView(ttl_s=3)
     view.observe([_record("a", epoch=2)], now=0)

@@ -85,9 +85,7 @@ def test_up_has_options_that_it_passes_on() -> None:
 
 
 @pytest.mark.parametrize(("name", "option", "info"), [pytest.param(*each, id=each[0]) for each in passed_on()])
-def test_option_of_up_takes_description_type_and_default_of_its_field(
-    name: str, option: Option, info: FieldInfo
-) -> None:
+def test_option_of_up_has_description_type_and_default_of_its_field(name: str, option: Option, info: FieldInfo) -> None:
     help_text = option.help or ""
     assert help_text.lower().startswith(info.description.lower())
     [default] = [each.default for each in fields(UpOptions) if each.name == name]
@@ -110,7 +108,7 @@ def test_amounts_of_memory_have_one_parser(text: str) -> None:
 
 
 @pytest.mark.parametrize(("amount", "text"), [(2**29, "512MiB"), (0, "0"), (1000, "1000"), (3 * 2**30, "3GiB")])
-def test_amounts_of_memory_are_shown_as_they_are_read(amount: int, text: str) -> None:
+def test_memory_sizes_are_shown_in_the_parsed_format(amount: int, text: str) -> None:
     assert (str(ByteSize(amount)), ByteSize.read(text)) == (text, amount)
 
 
@@ -187,7 +185,7 @@ def test_configuration_classes_are_all_checked() -> None:
     assert ours <= known
 
 
-def test_choices_of_settings_are_those_that_the_code_knows() -> None:
+def test_choices_of_settings_equal_those_of_the_code() -> None:
     assert choices(WorkerConfig, "transport") == set(get_args(TransportChoice))
     assert choices(WorkerConfig, "kv_cache_dtype") == {"auto", *KV_DTYPES, *KV_DTYPE_ALIASES}
     assert choices(WorkerConfig, "quantize") - {"none"} <= set(WeightFormat)

@@ -31,7 +31,7 @@ def record(**fields: object) -> str:
         record(protocol=1 << 40),
     ],
 )
-async def test_worker_record_that_is_none_is_refused_by_key_and_the_others_are_used(
+async def test_malformed_worker_record_is_rejected_by_key_and_others_are_used(
     server: RedisServer, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = RedisRegistry(server.url, "records")
@@ -45,7 +45,7 @@ async def test_worker_record_that_is_none_is_refused_by_key_and_the_others_are_u
 
 
 @pytest.mark.parametrize("value", ["abc", "1e300", str(1 << 63), "nan", "-5"])
-async def test_epoch_and_fence_that_are_no_numbers_are_written_anew(server: RedisServer, value: str) -> None:
+async def test_malformed_epoch_and_fence_are_rewritten(server: RedisServer, value: str) -> None:
     registry = RedisRegistry(server.url, "epochs")
     for name in ("epoch", "fence:decode-0"):
         await registry.redis.set(registry.key(name), value)

@@ -25,14 +25,14 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_private_file_is_created_for_its_owner_alone(tmp_path: Path) -> None:
+def test_private_file_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "log"
     append_private(file, b"one\n")
     append_private(file, b"two\n")
     assert (mode(file), file.read_text()) == (0o600, "one\ntwo\n")
 
 
-def test_private_file_at_its_bound_becomes_the_older_of_two(tmp_path: Path) -> None:
+def test_full_private_file_is_rotated(tmp_path: Path) -> None:
     file = tmp_path / "log"
     for content in (b"one\n", b"two\n", b"three\n"):
         append_private(file, content, max_bytes=8)
@@ -54,7 +54,7 @@ def test_private_folder_closes_a_folder_that_was_open(tmp_path: Path) -> None:
     assert mode(private_folder(tmp_path / "old")) == 0o700
 
 
-def test_a_run_leaves_no_file_that_others_can_read(tmp_path: Path) -> None:
+def test_run_leaves_no_file_that_others_can_read(tmp_path: Path) -> None:
     runtime = tmp_path / "runtime"
     logs = begin_logs(runtime, 1)
     LogFile(logs / "router.log", pytest.fail).write("line")

@@ -85,7 +85,7 @@ async def test_call_between_processes_of_one_secret_is_served(
 
 @CALLERS
 @pytest.mark.parametrize("secret", [OTHERS, None])
-async def test_server_given_no_proof_of_its_secret_refuses_the_call(
+async def test_server_without_proof_rejects_the_call(
     start: StartServer, call: Call, secret: ClusterSecret | None
 ) -> None:
     with pytest.raises(grpc.RpcError) as caught:
@@ -138,7 +138,7 @@ async def test_proof_that_was_made_for_another_port_or_method_is_refused(start: 
     assert strange is refused
 
 
-async def test_health_is_told_to_everybody(start: StartServer) -> None:
+async def test_health_needs_no_proof(start: StartServer) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{await start(OURS)}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         answer = await stub.Check(health_pb2.HealthCheckRequest())

@@ -15,7 +15,7 @@ def change(key: str, value: bytes | None, ttl_ms: int = LONG_MS, seize: bool = F
     return JournalChange(key, ttl_ms, value, seize)
 
 
-async def test_another_router_reads_what_one_wrote_and_other_clusters_do_not(server: RedisServer, raw: Redis) -> None:
+async def test_routers_of_a_cluster_read_each_others_journal_and_others_do_not(server: RedisServer, raw: Redis) -> None:
     first, second = RedisJournal(server.url, "a", FIRST), RedisJournal(server.url, "a", SECOND)
     elsewhere = RedisJournal(server.url, "b", SECOND)
     assert await first.write([change("x", b"\x00record"), change("y", b"other")]) == ()
@@ -25,7 +25,7 @@ async def test_another_router_reads_what_one_wrote_and_other_clusters_do_not(ser
         await journal.close()
 
 
-async def test_a_record_lives_as_long_as_its_stream_may_and_is_nowhere_on_disk(server: RedisServer, raw: Redis) -> None:
+async def test_journal_record_expires_with_its_stream_and_is_never_on_disk(server: RedisServer, raw: Redis) -> None:
     journal = RedisJournal(server.url, "a", FIRST)
     await journal.write([change("x", b"record", ttl_ms=10 * LONG_MS)])
     assert 9 * LONG_MS < raw.pttl("baton:{a}:journal:x") <= 10 * LONG_MS
@@ -36,7 +36,7 @@ async def test_a_record_lives_as_long_as_its_stream_may_and_is_nowhere_on_disk(s
     await journal.close()
 
 
-async def test_a_record_that_another_router_seized_is_left_alone(server: RedisServer, raw: Redis) -> None:
+async def test_record_that_another_router_seized_is_left_alone(server: RedisServer, raw: Redis) -> None:
     first, second = RedisJournal(server.url, "a", FIRST), RedisJournal(server.url, "a", SECOND)
     await first.write([change("x", b"first")])
     assert await second.write([change("x", b"second")]) == ("x",)
@@ -49,7 +49,7 @@ async def test_a_record_that_another_router_seized_is_left_alone(server: RedisSe
     await second.close()
 
 
-async def test_a_redis_that_is_not_there_is_said_so() -> None:
+async def test_missing_redis_is_reported() -> None:
     journal = RedisJournal("redis://127.0.0.1:1/0", "a", FIRST)
     with pytest.raises(RegistryUnavailable):
         await journal.write([change("x", b"record")])

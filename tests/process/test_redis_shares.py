@@ -7,7 +7,7 @@ from baton.process.registry.redis_routers import RedisShares
 from baton.process.registry.redis_server import RedisServer
 
 
-async def test_each_router_reads_what_the_others_wrote_last_and_those_who_left_are_gone(
+async def test_routers_read_each_others_newest_share_and_none_of_left_ones(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.process.registry.redis_routers.SHARE_TTL_MS", 600_000)  # it is no time that ends a share
@@ -31,7 +31,7 @@ async def test_one_router_at_a_time_may_change_roles(server: RedisServer) -> Non
     await second.close()
 
 
-async def test_a_redis_that_is_not_there_is_said_so_and_leaving_it_is_no_error() -> None:
+async def test_missing_redis_is_reported_and_leaving_it_is_no_error() -> None:
     shares = RedisShares("redis://127.0.0.1:1/0", "a", "first")
     with pytest.raises(RegistryUnavailable):
         await shares.exchange(b"")

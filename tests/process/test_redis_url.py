@@ -35,13 +35,13 @@ def test_addresses_that_redis_clients_know_are_accepted(url: str) -> None:
         ("rediss://:not-for-logs@redis/0?ssl_ca_certs=/none/ca.pem", "there is no file /none/ca.pem"),
     ],
 )
-def test_an_address_that_cannot_work_is_refused_without_its_password(url: str, problem: str) -> None:
+def test_address_that_cannot_work_is_refused_without_its_password(url: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as error:
         RegistryConfig(redis_url=url)
     assert "--redis-url" in str(error.value) and PASSWORD not in str(error.value)
 
 
-def test_an_address_is_shown_without_its_password() -> None:
+def test_address_is_shown_without_its_password() -> None:
     assert without_password(f"rediss://user:{PASSWORD}@redis:6380/0") == "rediss://redis:6380/0"
     assert without_password("redis://redis:6379/0") == "redis://redis:6379/0"
 
@@ -74,7 +74,7 @@ async def encrypted(tmp_path: Path) -> AsyncIterator[str]:
     server.stop()
 
 
-async def test_a_redis_with_password_and_tls_serves_with_its_authority_and_no_other(
+async def test_redis_with_password_and_tls_serves_with_its_authority_and_no_other(
     encrypted: str, tmp_path: Path
 ) -> None:
     right, wrong = tmp_path / "certs" / "ca.pem", tmp_path / "certs" / "internal-ca.pem"

@@ -47,7 +47,7 @@ async def test_announced_workers_are_listed_until_withdrawn(registry: RedisRegis
     assert await registry.workers() == (second,)
 
 
-async def test_a_record_that_is_not_renewed_expires(registry: RedisRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unrenewed_record_expires(registry: RedisRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.process.registry.redis_registry.TTL_MS", 20)
     await registry.announce(_record())
     async with asyncio.timeout(20):
@@ -62,14 +62,14 @@ async def test_namespaces_do_not_see_each_other(server: RedisServer, registry: R
     await other.close()
 
 
-async def test_an_older_epoch_never_overwrites_and_is_told(registry: RedisRegistry) -> None:
+async def test_older_epoch_never_overwrites_and_is_reported(registry: RedisRegistry) -> None:
     await registry.announce(_record(epoch=6))
     assert await registry.announce(_record(epoch=5)) is Announced.FENCED
     await registry.withdraw(_record(epoch=5))
     assert await registry.workers() == (_record(epoch=6),)
 
 
-async def test_a_zombie_stays_fenced_after_its_successor_left(registry: RedisRegistry) -> None:
+async def test_zombie_stays_fenced_after_its_successor_left(registry: RedisRegistry) -> None:
     await registry.announce(_record(epoch=6))
     await registry.withdraw(_record(epoch=6))
     assert await registry.announce(_record(epoch=5)) is Announced.FENCED
@@ -82,7 +82,7 @@ async def test_epochs_rise_even_where_the_clock_went_back(registry: RedisRegistr
     assert await registry.take_epoch(proposed=5) == 1_800_000_000_001
 
 
-async def test_an_unreadable_record_is_left_out_and_logged_once(
+async def test_unreadable_record_is_left_out_and_logged_once(
     server: RedisServer, registry: RedisRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     from redis.asyncio import Redis
@@ -97,7 +97,7 @@ async def test_an_unreadable_record_is_left_out_and_logged_once(
     assert len(caplog.records) == 1
 
 
-async def test_without_redis_an_epoch_comes_from_the_clock_soon() -> None:
+async def test_epoch_is_taken_from_the_clock_without_redis() -> None:
     started = time.monotonic()
     registry = open_registry(NOWHERE, "test")
     for epoch in (await take_epoch(registry), await take_epoch(None)):
@@ -106,7 +106,7 @@ async def test_without_redis_an_epoch_comes_from_the_clock_soon() -> None:
     assert open_registry(None, "test") is None
 
 
-async def test_a_black_holed_redis_is_given_up_soon() -> None:
+async def test_black_holed_redis_times_out() -> None:
     with socket.socket() as hole:  # accepts by its backlog, answers nothing
         hole.bind(("127.0.0.1", 0))
         hole.listen()
@@ -129,7 +129,7 @@ async def test_registration_renews_and_withdraws(server: RedisServer, registry: 
     await membership.close()
 
 
-async def test_registration_whose_name_is_taken_names_both_addresses(
+async def test_registration_of_a_used_name_names_both_addresses(
     registry: RedisRegistry, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     await registry.announce(replace(_record(epoch=9), endpoint="10.0.0.9:1"))
@@ -143,7 +143,7 @@ async def test_registration_whose_name_is_taken_names_both_addresses(
     assert "another process at 10.0.0.9:1; this one at 10.0.0.5:2" in caplog.text and "--namespace" in caplog.text
 
 
-async def test_a_fenced_registration_says_so_once_and_stops(registry: RedisRegistry, server: RedisServer) -> None:
+async def test_fenced_registration_says_so_once_and_stops(registry: RedisRegistry, server: RedisServer) -> None:
     await registry.announce(_record(epoch=6))
     fenced: list[bool] = []
     registration = Registration(
@@ -160,7 +160,7 @@ HIGH, LOW = 1_800_000_000_000, Epoch(1_700_000_000_000, from_clock=True)
 """Of a process before, and of a clock that went back since."""
 
 
-async def test_an_epoch_of_a_clock_that_went_back_is_exchanged_once_the_process_before_is_gone(
+async def test_epoch_of_a_clock_set_back_is_exchanged_after_the_earlier_process_left(
     registry: RedisRegistry, server: RedisServer
 ) -> None:
     """Else a worker that starts while Redis is mute ends: the registry takes it for that process."""
@@ -180,7 +180,7 @@ async def test_an_epoch_of_a_clock_that_went_back_is_exchanged_once_the_process_
     assert not fenced
 
 
-async def test_a_worker_with_an_epoch_of_the_clock_ends_where_another_process_keeps_its_name(
+async def test_worker_with_a_clock_epoch_exits_if_another_process_keeps_its_name(
     registry: RedisRegistry, server: RedisServer
 ) -> None:
     """It stood still before its first announcement: a later process has taken its place."""
@@ -195,7 +195,7 @@ async def test_a_worker_with_an_epoch_of_the_clock_ends_where_another_process_ke
     assert await registry.workers() == (later,)
 
 
-async def test_an_epoch_of_the_clock_that_was_accepted_is_not_exchanged_later(
+async def test_epoch_of_the_clock_that_was_accepted_is_not_exchanged_later(
     registry: RedisRegistry, server: RedisServer
 ) -> None:
     fenced: list[bool] = []
@@ -211,7 +211,7 @@ async def test_an_epoch_of_the_clock_that_was_accepted_is_not_exchanged_later(
     await registration.close()
 
 
-async def test_a_role_that_changes_while_an_epoch_is_exchanged_gets_its_own(
+async def test_role_change_during_an_epoch_exchange_gets_its_own_epoch(
     registry: RedisRegistry, server: RedisServer
 ) -> None:
     await registry.announce(_record(epoch=6))
@@ -280,7 +280,7 @@ async def test_watching_yields_the_present_and_then_each_change(server: RedisSer
     await membership.close()
 
 
-async def test_a_static_membership_is_what_was_given() -> None:
+async def test_static_membership_is_the_given_one() -> None:
     workers = parse_workers("prefill@h:1,decode@h:2")
     membership = StaticMembership(workers)
     await membership.start()

@@ -28,7 +28,7 @@ def registry(server: RedisServer, undo: AsyncExitStack, secret: ClusterSecret | 
     return opened
 
 
-async def test_clusters_of_different_secrets_in_one_namespace_leave_each_other_alone(
+async def test_clusters_with_different_secrets_in_one_namespace_are_separate(
     server: RedisServer, raw: Redis, undo: AsyncExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours, others, none = (registry(server, undo, secret) for secret in (OURS, OTHERS, None))
@@ -59,9 +59,7 @@ async def test_forged_worker_record_is_ignored_and_named(
     assert key in told and "\n" not in told
 
 
-async def test_records_of_routers_come_back_only_as_they_were_written(
-    server: RedisServer, raw: Redis, undo: AsyncExitStack
-) -> None:
+async def test_sealed_records_open_only_unchanged(server: RedisServer, raw: Redis, undo: AsyncExitStack) -> None:
     first, second = bytes(16), bytes([1]) * 16
     journal, reader = (RedisJournal(server.url, NAMESPACE, each, OURS) for each in (first, second))
     shares, peer = (RedisShares(server.url, NAMESPACE, each, OURS) for each in ("a", "b"))

@@ -65,7 +65,7 @@ async def _check(channel: grpc.aio.Channel, service: str = "") -> Any:
     return answer.status
 
 
-async def test_health_follows_the_process_and_the_port_is_told() -> None:
+async def test_health_follows_the_process_and_the_port_is_reported() -> None:
     process = ExampleProcess()
     serving = asyncio.create_task(serve(process))
     running = await process.running
@@ -80,7 +80,7 @@ async def test_health_follows_the_process_and_the_port_is_told() -> None:
     assert await serving == 0
 
 
-async def test_what_a_started_process_consists_of_is_not_looked_through_for_garbage() -> None:
+async def test_objects_of_a_started_process_are_excluded_from_garbage_collection() -> None:
     process, threshold = ExampleProcess(), gc.get_threshold()
     gc.unfreeze()
     gc.set_threshold(700)
@@ -95,7 +95,7 @@ async def test_what_a_started_process_consists_of_is_not_looked_through_for_garb
         gc.set_threshold(*threshold)
 
 
-async def test_a_signal_lets_the_stream_finish_and_ends_with_zero() -> None:
+async def test_signal_lets_the_stream_finish_and_ends_with_zero() -> None:
     process = ExampleProcess()
     serving = asyncio.create_task(serve(process))
     running = await process.running
@@ -114,7 +114,7 @@ async def test_a_signal_lets_the_stream_finish_and_ends_with_zero() -> None:
     assert process.events == ["start", "drain", "drained", "stop"]
 
 
-async def test_the_grace_period_bounds_the_drain() -> None:
+async def test_grace_period_bounds_the_drain() -> None:
     process = ExampleProcess()
     process.idle.clear()
     serving = asyncio.create_task(serve(process, grace_s=0.05))
@@ -123,7 +123,7 @@ async def test_the_grace_period_bounds_the_drain() -> None:
     assert process.events == ["start", "drain", "stop"]
 
 
-async def test_a_second_signal_ends_the_drain_with_exit_code_one() -> None:
+async def test_second_signal_ends_the_drain_with_exit_code_one() -> None:
     process = ExampleProcess()
     process.idle.clear()
     serving = asyncio.create_task(serve(process))
@@ -135,7 +135,7 @@ async def test_a_second_signal_ends_the_drain_with_exit_code_one() -> None:
     assert process.events == ["start", "drain", "stop"]
 
 
-async def test_a_signal_while_starting_ends_the_start() -> None:
+async def test_signal_while_starting_ends_the_start() -> None:
     class Slow(ExampleProcess):
         async def start(self, running: Running) -> None:
             self.events.append("start")
@@ -149,14 +149,14 @@ async def test_a_signal_while_starting_ends_the_start() -> None:
     assert process.events == ["start", "stop"]
 
 
-async def test_a_process_that_gives_up_says_so_in_its_exit_code() -> None:
+async def test_process_that_gives_up_says_so_in_its_exit_code() -> None:
     process = ExampleProcess()
     serving = asyncio.create_task(serve(process))
     (await process.running).stop(exit_code=3)
     assert await asyncio.wait_for(serving, 20) == 3
 
 
-async def test_a_failed_start_is_raised_after_everything_was_let_go() -> None:
+async def test_failed_start_releases_everything_before_it_is_raised() -> None:
     class Broken(ExampleProcess):
         async def start(self, running: Running) -> None:
             raise ValueError("no model")
@@ -167,7 +167,7 @@ async def test_a_failed_start_is_raised_after_everything_was_let_go() -> None:
     assert process.events == ["stop"]
 
 
-async def test_a_port_in_use_is_named() -> None:
+async def test_port_in_use_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -243,7 +243,7 @@ async def test_only_the_given_address_listens() -> None:
     assert await serving == 0
 
 
-def test_a_real_process_answers_and_ends_with_zero_on_sigterm() -> None:
+def test_real_process_answers_and_ends_with_zero_on_sigterm() -> None:
     script = """
 from baton.process.telemetry.logs import configure_logging
 from baton.process.serving.server import Listener, run, serve

@@ -114,7 +114,7 @@ def program(source: str, *arguments: str, own: Callable[[], None] | None = None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_before_a_process_serves_ends_it_by_a_handler_of_its_own(number: signal.Signals) -> None:
+def test_signal_before_serving_ends_the_process_by_its_handler(number: signal.Signals) -> None:
     """A default would end this one too, but not process 1: the exit code shows which of the two it was."""
     with program(LOADING) as process:
         process.until("loading")
@@ -135,7 +135,7 @@ def test_serving_process_drains_on_signal_after_harmless_ones(number: signal.Sig
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serving_process_ends_at_once_on_a_second_signal(number: signal.Signals) -> None:
+def test_serving_process_exits_immediately_on_a_second_signal(number: signal.Signals) -> None:
     with program(SERVING, "held") as process:
         process.until("serving")
         process.send(signal.SIGTERM)

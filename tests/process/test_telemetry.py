@@ -42,7 +42,7 @@ def _written(telemetry: Telemetry, file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def test_a_finished_span_is_written_with_all_it_has(telemetry: Telemetry, file: Path) -> None:
+def test_finished_span_is_written_with_all_it_has(telemetry: Telemetry, file: Path) -> None:
     parent, link = new_trace(), new_trace()
     span = FinishedSpan(
         "kv.transfer",
@@ -75,7 +75,7 @@ def test_a_finished_span_is_written_with_all_it_has(telemetry: Telemetry, file: 
     }
 
 
-def test_a_span_keeps_the_identity_that_was_given_away(telemetry: Telemetry, file: Path) -> None:
+def test_span_keeps_the_identity_that_was_given_away(telemetry: Telemetry, file: Path) -> None:
     identity = new_trace()
     assert telemetry.span(FinishedSpan("root", 1, 2, identity=identity)) == identity
     telemetry.span(FinishedSpan("child", 1, 2, parent=identity))
@@ -84,12 +84,12 @@ def test_a_span_keeps_the_identity_that_was_given_away(telemetry: Telemetry, fil
     assert (child["trace_id"], child["parent_span_id"]) == (identity.trace_id, identity.span_id)
 
 
-def test_a_span_without_parent_begins_a_trace(telemetry: Telemetry) -> None:
+def test_span_without_parent_begins_a_trace(telemetry: Telemetry) -> None:
     first, second = (telemetry.span(FinishedSpan("root", 1, 2)) for _ in range(2))
     assert first.trace_id != second.trace_id
 
 
-def test_what_the_caller_does_not_sample_is_not_written(telemetry: Telemetry, file: Path) -> None:
+def test_unsampled_trace_is_not_written(telemetry: Telemetry, file: Path) -> None:
     caller = TraceContext("1" * 32, "2" * 16, sampled=False, tracestate="vendor=1")
     place = telemetry.span(FinishedSpan("root", 1, 2, parent=caller))
     assert (place.trace_id, place.sampled, place.tracestate) == (caller.trace_id, False, "vendor=1")
@@ -112,7 +112,7 @@ def test_without_a_target_contexts_still_form_one_trace() -> None:
     telemetry.close()
 
 
-def test_a_file_that_cannot_be_written_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_that_cannot_be_written_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     telemetry = open_telemetry("router", None, tmp_path / "missing" / "traces.jsonl")
     for _ in range(3):
         telemetry.span(FinishedSpan("root", 1, 2))
@@ -141,7 +141,7 @@ assert isinstance(open_telemetry("x", None, pathlib.Path("never")), NoTelemetry)
     assert "traces are not recorded" in result.stderr
 
 
-def test_span_file_at_its_bound_becomes_the_older_of_two(file: Path) -> None:
+def test_full_span_file_is_rotated(file: Path) -> None:
     writers = [OpenTelemetry("router", SpanFile(file, max_bytes=1), str(file), None) for _ in range(2)]
     for number, writer in enumerate(writers):
         writer.span(FinishedSpan(f"span-{number}", start_ns=1, end_ns=2))

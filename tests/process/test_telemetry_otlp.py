@@ -154,7 +154,7 @@ def test_headers_of_traces_win(receiver: tuple[Received, str, Protocol], monkeyp
     assert received.headers[0]["x-tenant"] == "traces"
 
 
-def test_an_endpoint_of_traces_alone_wins_and_is_taken_as_it_is(
+def test_traces_endpoint_wins_and_is_used_unchanged(
     over_http: tuple[Received, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     received, endpoint = over_http
@@ -174,14 +174,14 @@ def test_an_endpoint_of_traces_alone_wins_and_is_taken_as_it_is(
         ("https://c/otlp/", "https://c/otlp/v1/traces"),
     ],
 )
-def test_the_path_of_traces_is_appended_over_http_alone(endpoint: str, url: str) -> None:
+def test_path_of_traces_is_appended_over_http_alone(endpoint: str, url: str) -> None:
     assert choose_collector(endpoint, "http/protobuf") == Collector(url, "http/protobuf")
     assert choose_collector(endpoint, "grpc") == Collector(endpoint, "grpc")
     assert choose_collector(None, "grpc", endpoint, "http/protobuf") == Collector(endpoint, "http/protobuf")
 
 
 @pytest.mark.parametrize("endpoint", ["c:4318", "ftp://c", "http://"])
-def test_an_endpoint_without_a_scheme_is_refused_over_http_at_the_start(endpoint: str) -> None:
+def test_endpoint_without_a_scheme_is_refused_over_http_at_the_start(endpoint: str) -> None:
     with pytest.raises(ConfigError, match=r"a URL such as http://host:4318"):
         read_config(TelemetryConfig, ["--otlp-protocol", "http/protobuf", "--otlp-endpoint", endpoint])
 
@@ -191,7 +191,7 @@ def test_json_is_refused_by_name() -> None:
         read_config(TelemetryConfig, ["--otlp-protocol", "http/json"])
 
 
-def test_a_password_in_the_endpoint_is_never_shown() -> None:
+def test_password_in_the_endpoint_is_never_shown() -> None:
     collector = choose_collector("https://me:hunter2@c:4318/x?token=hunter2", "http/protobuf")
     assert collector is not None and "hunter2" in collector.endpoint
     assert str(collector) == "https://c:4318/x/v1/traces (OTLP, http/protobuf)"
@@ -203,7 +203,7 @@ def test_a_password_in_the_endpoint_is_never_shown() -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("mute", [False, True], ids=["refusing", "mute"])
-def test_an_absent_collector_costs_nothing_and_is_reported_once(
+def test_absent_collector_costs_nothing_and_is_reported_once(
     protocol: Protocol, mute: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.socket() as listener:

@@ -83,7 +83,7 @@ async def test_grpc_shows_the_new_certificate_and_keeps_open_connections(made: t
 
 @pytest.mark.parametrize("name", ["server.pem", "server-key.pem"])
 @pytest.mark.parametrize("harm", ["swapped", "garbage", "gone"])
-async def test_files_that_are_no_pair_yet_change_nothing(
+async def test_mismatched_files_change_nothing(
     made: tuple[Path, Path], used: Path, name: str, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = made

@@ -8,7 +8,7 @@ _TRACE = "0af7651916cd43dd8448eb211c80319c"
 _SPAN = "b7ad6b7169203331"
 
 
-def test_a_traceparent_survives_the_round_trip() -> None:
+def test_traceparent_survives_the_round_trip() -> None:
     for flags, sampled in (("01", True), ("00", False)):
         place = parse_traceparent(f"00-{_TRACE}-{_SPAN}-{flags}", "vendor=1")
         assert place is not None
@@ -16,7 +16,7 @@ def test_a_traceparent_survives_the_round_trip() -> None:
         assert place.traceparent == f"00-{_TRACE}-{_SPAN}-{flags}"
 
 
-def test_a_later_version_is_read_by_its_known_part() -> None:
+def test_later_version_is_read_by_its_known_part() -> None:
     assert parse_traceparent(f"cc-{_TRACE}-{_SPAN}-01-more") is not None
 
 
@@ -34,11 +34,11 @@ def test_a_later_version_is_read_by_its_known_part() -> None:
         f"00-{_TRACE}-{_SPAN}-01\n",
     ],
 )
-def test_a_malformed_traceparent_is_none(text: str | None) -> None:
+def test_malformed_traceparent_is_none(text: str | None) -> None:
     assert parse_traceparent(text) is None
 
 
-def test_a_child_keeps_the_trace_and_gets_a_span_of_its_own() -> None:
+def test_child_keeps_the_trace_and_gets_its_own_span() -> None:
     parent = new_trace()
     child = parent.child()
     assert child.trace_id == parent.trace_id

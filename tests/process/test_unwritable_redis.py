@@ -48,7 +48,7 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.mark.parametrize("how", UNWRITABLE)
-async def test_membership_of_an_unwritable_redis_is_lost_and_keeps_what_it_knows(
+async def test_membership_of_an_unwritable_redis_is_lost_and_keeps_known_workers(
     server: RedisServer, undo: AsyncExitStack, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_unwritable, reason = UNWRITABLE[how]
@@ -71,7 +71,7 @@ async def test_membership_of_an_unwritable_redis_is_lost_and_keeps_what_it_knows
     assert "worker not announced in the registry" in caplog.text
 
 
-async def test_shares_and_journal_of_a_full_redis_say_what_is_wrong(server: RedisServer, undo: AsyncExitStack) -> None:
+async def test_shares_and_journal_of_a_full_redis_name_the_fault(server: RedisServer, undo: AsyncExitStack) -> None:
     router_id = bytes(16)
     shares, store = RedisShares(server.url, "test", "a"), RedisJournal(server.url, "test", router_id)
     undo.push_async_callback(shares.close)

@@ -36,12 +36,12 @@ def test_unknown_variable_is_named_with_the_nearest_one() -> None:
     ]
 
 
-def test_links_of_kubernetes_are_no_unknown_variables() -> None:
+def test_kubernetes_service_links_are_no_unknown_variables() -> None:
     assert list(unknown_variables(LINKS)) == []
     assert len(list(unknown_variables({"BATON_HTPP_PORT": "8000"}))) == 1
 
 
-def test_link_of_a_service_named_baton_is_not_taken_for_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_of_a_service_named_baton_is_not_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_PORT", "tcp://10.0.0.1:50051")
     assert read_config(RouterConfig, REDIS).port == 50051
     monkeypatch.setenv("BATON_PORT", "7000")

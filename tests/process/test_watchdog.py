@@ -52,7 +52,7 @@ def look(watchdog: Watchdog, clock: Clock, times: int, every_s: float = LOOK_S) 
         watchdog.look()
 
 
-async def test_an_engine_whose_step_does_not_return_is_reported_and_one_that_returns_is_not() -> None:
+async def test_engine_with_a_hanging_step_is_reported() -> None:
     runner = HeldRunner()
     engine = Engine(runner, Scheduler(BlockPool(4), 4, 8, max_sequences=1))
     loop = EngineLoop(engine, lambda *_: None, lambda fault: None)
@@ -76,25 +76,25 @@ async def test_an_engine_whose_step_does_not_return_is_reported_and_one_that_ret
     assert loop.turns is None
 
 
-def test_what_is_not_there_is_not_watched() -> None:
+def test_absent_engine_is_not_watched() -> None:
     watchdog, clock, stalled = watched(lambda: None)
     look(watchdog, clock, 3 * CHECKS)
     assert stalled == []
 
 
-def test_a_process_that_was_stopped_for_long_has_not_stood_still() -> None:
+def test_process_that_was_stopped_for_long_has_not_stood_still() -> None:
     watchdog, clock, stalled = watched(lambda: 7)
     look(watchdog, clock, 1)
     look(watchdog, clock, 3, every_s=3600.0)
     assert stalled == []
 
 
-def test_any_move_begins_the_time_anew() -> None:
+def test_any_progress_restarts_the_timer() -> None:
     timer = ProgressTimer(longest_check_s=1.0)
     assert [timer.observe(number, now) for now, number in enumerate([1, 1, 1, 2, 2, 1])] == [0, 1, 2, 0, 1, 0]
 
 
-async def test_an_event_loop_that_turns_moves_its_heartbeat() -> None:
+async def test_event_loop_that_turns_moves_its_heartbeat() -> None:
     running = Running((), Health(()), stall_s=0.04)
     beating = asyncio.create_task(running.beat())
     await eventually(lambda: running._beats > 3)
@@ -124,14 +124,14 @@ def hang(statement: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, timeout=60, check=False, text=True)
 
 
-def test_a_process_whose_event_loop_hangs_ends_with_its_own_code_and_says_where() -> None:
+def test_hanging_event_loop_ends_the_process_with_its_code_and_stack() -> None:
     ended = hang("time.sleep(60)")
     assert ended.returncode == ExitCode.STALLED
     assert "the event loop has made no progress" in ended.stderr
     assert "where_it_hangs" in ended.stderr
 
 
-def test_a_process_whose_interpreter_lock_is_held_is_killed_and_says_where() -> None:
+def test_held_interpreter_lock_kills_the_process_with_its_stack() -> None:
     ended = hang("sum(range(10**12))")  # hours in one call of C
     assert ended.returncode == -signal.SIGKILL
     assert "interpreter lock held" in ended.stderr
@@ -143,7 +143,7 @@ def beats(*heard: bool | None) -> Callable[[], bool | None]:
     return lambda: next(each)
 
 
-def test_sibling_reports_the_bound_without_a_beat_and_a_beat_begins_anew() -> None:
+def test_sibling_reports_a_missing_beat_and_a_beat_restarts_the_timer() -> None:
     assert still_for(2.0, 1.0, beats(False, False, True, False, False, False), lambda: False) == 3.0
     assert still_for(2.0, 1.0, beats(False, False, None), lambda: False) is None
 
@@ -152,7 +152,7 @@ def test_sibling_counts_no_time_in_which_the_process_is_stopped() -> None:
     assert still_for(2.0, 1.0, beats(*[False] * 9, None), lambda: True) is None
 
 
-def test_stopped_process_is_told_from_one_that_runs() -> None:
+def test_stopped_process_is_distinguished_from_a_running_one() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert not is_stopped(process.pid)
         process.send_signal(signal.SIGSTOP)
@@ -161,7 +161,7 @@ def test_stopped_process_is_told_from_one_that_runs() -> None:
         process.kill()
 
 
-def test_a_watchdog_looks_by_itself_until_it_is_closed() -> None:
+def test_watchdog_checks_periodically_until_closed() -> None:
     stalled: list[str] = []
     watchdog = Watchdog(0.05, lambda name, still_s: stalled.append(name))
     watchdog.watch("engine", lambda: 1)

@@ -8,7 +8,7 @@ from baton.process.registry.worker_record import WorkerRecord, WorkerRole, parse
 from baton.versions import OWN
 
 
-def test_a_record_survives_json() -> None:
+def test_record_survives_json() -> None:
     record = WorkerRecord("decode-0", WorkerRole.DECODE, "127.0.0.1:7", 5, "ab")
     assert WorkerRecord.from_json(record.to_json()) == record
 
@@ -27,12 +27,12 @@ def test_workers_given_by_hand() -> None:
 
 
 @pytest.mark.parametrize("text", ["prefill", "cook@h:1", "decode@h", "decode@:1", "decode@h:x"])
-def test_a_malformed_worker_is_named(text: str) -> None:
+def test_malformed_worker_is_named(text: str) -> None:
     with pytest.raises(ValueError, match=text):
         parse_workers(text)
 
 
-def test_a_record_of_a_release_that_announces_no_versions_is_read() -> None:
+def test_record_of_a_release_that_announces_no_versions_is_read() -> None:
     fields = '{"worker_id":"a","role":"decode","endpoint":"h:1","epoch":1,"fingerprint":"ab"}'
     assert WorkerRecord.from_json(fields) == WorkerRecord("a", WorkerRole.DECODE, "h:1", 1, "ab")
 
@@ -42,13 +42,13 @@ def test_fields_of_a_later_release_are_ignored() -> None:
     assert WorkerRecord.from_json(json.dumps({**json.loads(record.to_json()), "zone": "b"})) == record
 
 
-def test_an_unreadable_record_names_its_author_and_both_versions() -> None:
+def test_unreadable_record_names_its_author_and_both_versions() -> None:
     fields = {"worker_id": "encode-0", "role": "encode", "endpoint": "h:1", "epoch": 1, "fingerprint": ""}
     with pytest.raises(ValueError, match="not a worker record") as unreadable:
         WorkerRecord.from_json(json.dumps({**fields, "release": "9.0.0", "protocol": 9}))
     assert f"encode-0, release 9.0.0 (protocol 9), read by {OWN}" in str(unreadable.value)
 
 
-def test_an_address_that_could_end_anywhere_needs_brackets() -> None:
+def test_address_that_could_end_anywhere_needs_brackets() -> None:
     with pytest.raises(ValueError, match=r"as in decode@\[fd00::1\]:50061"):
         parse_workers("decode@fd00::1:50061")

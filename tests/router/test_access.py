@@ -23,14 +23,14 @@ def shown(key: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {key}"),)
 
 
-def test_a_key_makes_its_caller() -> None:
+def test_key_makes_its_caller() -> None:
     caller = GUARDED.caller(Need.KEY, shown("baton-user"))
     assert caller == Caller("user", USER.limits, USER.key_salt)
     request = caller.asks(GenerationRequest(Operation.CHAT, None, tenant="forged", key_salt=b"forged"))
     assert (request.tenant, request.limits, request.key_salt) == ("user", USER.limits, USER.key_salt)
 
 
-def test_objectives_of_request_precede_those_of_its_key() -> None:
+def test_objectives_of_a_request_precede_those_of_its_key() -> None:
     hurried = ApiKey("hurried", digest_of("k"), objectives=RequestedObjectives(ttft_slo_ms=500.0, tbt_slo_ms=20.0))
     caller = Access(lambda: KeyRing((hurried,))).caller(Need.KEY, shown("k"))
     asked = GenerationRequest(Operation.CHAT, None, objectives=RequestedObjectives(tbt_slo_ms=30.0))
@@ -55,7 +55,9 @@ def test_anthropics_clients_have_a_header_of_their_own() -> None:
         (shown(digest_of("baton-user").hex()), "INVALID_API_KEY"),
     ],
 )
-def test_all_else_is_refused_without_telling_what_was_shown(metadata: tuple[tuple[str, str], ...], reason: str) -> None:
+def test_other_credentials_are_rejected_without_quoting_them(
+    metadata: tuple[tuple[str, str], ...], reason: str
+) -> None:
     for need in (Need.KEY, Need.ADMIN):
         with pytest.raises(Unauthenticated) as refused:
             GUARDED.caller(need, metadata)
@@ -63,13 +65,13 @@ def test_all_else_is_refused_without_telling_what_was_shown(metadata: tuple[tupl
         assert "baton-" not in refused.value.message
 
 
-def test_only_administrators_see_what_others_do() -> None:
+def test_only_administrators_see_requests_of_others() -> None:
     assert GUARDED.caller(Need.ADMIN, shown("baton-boss")).tenant == "boss"
     with pytest.raises(PermissionDenied):
         GUARDED.caller(Need.ADMIN, shown("baton-user"))
 
 
-def test_methods_need_a_key_whatever_they_are_called_but_health() -> None:
+def test_all_methods_but_health_need_a_key() -> None:
     for method in ("Check", "Watch"):
         assert GUARDED.authorise(f"/grpc.health.v1.Health/{method}", ()) == Caller()
     for path in ("/baton.v1.BatonService/Generate", "/x/y", "", "/grpc.health.v1.Healthy/Check", "health"):
@@ -77,7 +79,7 @@ def test_methods_need_a_key_whatever_they_are_called_but_health() -> None:
             GUARDED.authorise(path, ())
 
 
-def test_a_key_taken_out_of_the_ring_is_good_no_more() -> None:
+def test_key_removed_from_the_ring_is_invalid() -> None:
     rings = [KeyRing((USER,)), KeyRing(())]
     access = Access(lambda: rings[0])
     access.caller(Need.KEY, shown("baton-user"))
@@ -86,7 +88,7 @@ def test_a_key_taken_out_of_the_ring_is_good_no_more() -> None:
         access.caller(Need.KEY, shown("baton-user"))
 
 
-def test_without_keys_everybody_may_and_shares_by_what_they_show() -> None:
+def test_everybody_is_allowed_without_keys_and_shares_by_the_shown_one() -> None:
     for need in Need:
         assert Access().caller(need, shown("x")) == Caller(tenant_of_key("x"))
         assert Access().caller(need, ()) == Caller()
@@ -112,14 +114,14 @@ def test_beyond_loopback_it_takes_keys_or_the_word(host: str) -> None:
     assert read_config(RouterConfig, [*REDIS, f"--host={host}", "--api-key-hashes", f"a:{'ab' * 32}"]).has_keys
 
 
-def test_what_is_open_is_told() -> None:
+def test_open_ports_are_reported() -> None:
     assert "INSECURE" in warnings(("0.0.0.0",), "127.0.0.1", has_keys=False, has_tls=False)[0]
     assert "no API keys" in warnings(("127.0.0.1",), "127.0.0.1", has_keys=False, has_tls=False)[0]
     assert "--tls-cert" in warnings(("0.0.0.0",), "127.0.0.1", has_keys=True, has_tls=False)[0]
     assert warnings(("0.0.0.0",), "127.0.0.1", has_keys=True, has_tls=True) == []
 
 
-def test_a_key_file_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+def test_key_file_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("baton-SECRET")
     for file, told in ((tmp_path / "keys", "line 1"), (tmp_path / "none", "No such file")):
         with pytest.raises(ConfigError, match=told) as refused:
@@ -132,7 +134,7 @@ def test_certificate_and_key_go_together(tmp_path: Path) -> None:
         read_config(RouterConfig, [*REDIS, "--tls-cert", str(tmp_path)])
 
 
-def test_a_key_is_a_tenant_and_is_not_kept() -> None:
+def test_key_is_a_tenant_and_is_not_kept() -> None:
     tenant = tenant_of((("x-request-id", "1"), ("authorization", "Bearer secret-key")))
     assert tenant == tenant_of((("authorization", "bearer  secret-key"),)) == tenant_of_key("secret-key")
     assert tenant != tenant_of((("authorization", "Bearer other-key"),))
@@ -150,7 +152,7 @@ def test_workers_may_be_named_by_hand() -> None:
     assert [(worker.role, worker.endpoint) for worker in config.workers] == [("prefill", "a:1"), ("decode", "b:2")]
 
 
-def test_the_ports_have_defaults() -> None:
+def test_ports_have_defaults() -> None:
     config = read_config(RouterConfig, ["--redis-url", "redis://127.0.0.1:1"])
     assert (config.host, config.port, config.admin_host, config.admin_port) == ("127.0.0.1", 50051, "127.0.0.1", 50052)
 
@@ -165,6 +167,6 @@ def test_address_of_a_router_with_shared_ports_is_its_admin_port() -> None:
     assert address_of(read_config(RouterConfig, shared)) == "127.0.0.1:7"
 
 
-def test_without_workers_and_registry_it_says_what_to_give() -> None:
+def test_configuration_without_workers_and_registry_names_the_remedy() -> None:
     with pytest.raises(ConfigError, match=r"--redis-url .* or --workers"):
         read_config(RouterConfig, [])

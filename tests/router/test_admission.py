@@ -103,7 +103,7 @@ async def wait(seconds: float) -> None:
         await asyncio.sleep(0)
 
 
-async def test_requests_are_admitted_in_order_as_room_becomes_free() -> None:
+async def test_requests_are_admitted_in_order_as_capacity_is_released() -> None:
     room = Room(slots=1)
     room.ask(1, 2, 3)
     assert (room.placed, room.queue.waiting) == ([1], 2)
@@ -125,21 +125,21 @@ def overtaken() -> Room:
     return room
 
 
-async def test_small_requests_overtake_one_without_room_until_they_have_taken_as_much_as_it_does() -> None:
+async def test_small_requests_overtake_an_oversized_one_by_at_most_its_size() -> None:
     room = overtaken()
     room.ask(5)
     room.free(1)
     assert room.placed == [1, 3, 4, 2]
 
 
-async def test_whoever_leaves_the_queue_lets_the_next_one_in() -> None:
+async def test_cancelled_request_admits_the_next_in_the_queue() -> None:
     room = overtaken()
     room.ask(5)
     await room.leave(2)
     assert room.charges[1] == {1, 5}
 
 
-async def test_request_that_waited_too_long_lets_those_behind_it_in() -> None:
+async def test_timed_out_request_admits_those_behind_it() -> None:
     room = overtaken()
     await wait(4.0)
     room.ask(5)
@@ -149,7 +149,7 @@ async def test_request_that_waited_too_long_lets_those_behind_it_in() -> None:
     assert room.charges[1] == {1, 5}
 
 
-async def test_request_that_leaves_as_it_is_placed_returns_the_charge() -> None:
+async def test_request_cancelled_at_placement_returns_its_charge() -> None:
     room = Room(slots=1)
     room.ask(1, 2)
     room.free(1)
@@ -158,7 +158,7 @@ async def test_request_that_leaves_as_it_is_placed_returns_the_charge() -> None:
     assert room.charges == [{1}, set()]
 
 
-async def test_a_full_queue_refuses() -> None:
+async def test_full_queue_refuses() -> None:
     room = Room(slots=0)
     room.ask(1, 2, 3)
     with pytest.raises(ResourceExhausted, match="are pending, the maximum"):
@@ -209,19 +209,19 @@ async def test_lost_worker_takes_nothing() -> None:
     assert room.queue.waiting == 1
 
 
-async def test_a_router_told_to_refuse_does_not_wait_for_a_prefill_worker() -> None:
+async def test_refusing_router_does_not_wait_for_a_prefill_worker() -> None:
     room = Room(8, (WorkerRole.DECODE,), make_policy(NoPrefillWorker.REJECT))
     room.ask(1)
     room.check_refused(1, Unavailable, "no prefill worker")
 
 
-async def test_a_prompt_for_the_decode_worker_is_charged_there_alone() -> None:
+async def test_prompt_for_the_decode_worker_is_charged_there_alone() -> None:
     room = Room(8, (WorkerRole.DECODE,), make_policy(NoPrefillWorker.LOCAL))
     room.ask(1)
     assert (room.placed, room.charges) == ([1], [{1}])
 
 
-async def test_request_that_would_miss_its_deadline_is_refused_at_once_with_the_wait() -> None:
+async def test_request_that_would_miss_its_deadline_is_rejected_with_the_wait() -> None:
     room = Room(slots=1)
     room.answer(1, seconds=2.0)
     room.ask(2, 3)
@@ -233,7 +233,7 @@ async def test_request_that_would_miss_its_deadline_is_refused_at_once_with_the_
     assert room.queue.waiting == 2
 
 
-async def test_one_whose_deadline_has_come_too_near_is_dropped_and_the_next_one_placed() -> None:
+async def test_request_too_near_its_deadline_is_dropped_and_the_next_placed() -> None:
     room = Room(slots=1)
     room.answer(1, seconds=2.0)
     room.ask(2)
@@ -245,7 +245,7 @@ async def test_one_whose_deadline_has_come_too_near_is_dropped_and_the_next_one_
     assert room.charges[1] == {4}
 
 
-async def test_request_that_waits_alone_is_not_given_up_for_its_deadline() -> None:
+async def test_only_waiting_request_is_not_dropped_for_its_deadline() -> None:
     """There is nobody whom its room would serve: its own timer ends it."""
     room = Room(slots=1)
     room.answer(1, seconds=2.0)
@@ -256,7 +256,7 @@ async def test_request_that_waits_alone_is_not_given_up_for_its_deadline() -> No
     assert room.charges[1] == {3}
 
 
-async def test_first_in_the_queue_is_accepted_whatever_is_expected_of_it() -> None:
+async def test_first_in_the_queue_is_accepted_despite_predictions() -> None:
     """Estimates refuse only those that would wait behind others."""
     room = Room(slots=1, max_waiting_per_tenant=0)
     room.answer(1, seconds=2.0)
@@ -267,7 +267,7 @@ async def test_first_in_the_queue_is_accepted_whatever_is_expected_of_it() -> No
         room.ask(4)
 
 
-async def test_a_full_queue_gives_up_a_request_of_whoever_has_most_in_it() -> None:
+async def test_full_queue_drops_a_request_of_the_tenant_with_most() -> None:
     room = Room(slots=0)
     room.ask(0, 1, 2, tenant="noisy")
     room.ask(9, tenant="small")
@@ -277,7 +277,7 @@ async def test_a_full_queue_gives_up_a_request_of_whoever_has_most_in_it() -> No
         room.ask(10, tenant="small")
 
 
-async def test_a_tenant_has_a_bound_of_its_own() -> None:
+async def test_tenant_has_its_own_bound() -> None:
     room = Room(slots=0, max_waiting_per_tenant=1)
     room.ask(1, tenant="a")
     room.ask(2, tenant="b")
@@ -294,7 +294,7 @@ async def test_begun_request_goes_first_and_is_not_refused() -> None:
     assert room.placed == [1, 3]
 
 
-async def test_those_without_workers_hold_nobody_up() -> None:
+async def test_requests_without_workers_block_nobody() -> None:
     room = Room(slots=8)
     room.ask(1, request=replace(REQUEST, fingerprint=b"other"))
     room.ask(2)
@@ -341,7 +341,7 @@ async def test_time_in_the_queue_counts_against_the_ttft_objective(monkeypatch: 
     assert room.placed == [1, 2] and left_ms[-1] == 1500.0
 
 
-def test_request_is_charged_what_is_not_cached_and_an_answer_for_each_choice() -> None:
+def test_request_is_charged_for_uncached_tokens_and_each_choice() -> None:
     request = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=100, max_tokens=7, choices=3)
     assert charged_tokens(request, cached_tokens=40) == 60 + 3 * 7
 
@@ -356,7 +356,7 @@ def waiting(*requests: PlacementRequest) -> tuple[AdmissionPass, list[Entry[Tick
     return AdmissionPass(queue), entries
 
 
-def test_pass_skips_requests_that_need_as_much_as_one_that_has_no_room() -> None:
+def test_pass_skips_requests_as_large_as_one_that_did_not_fit() -> None:
     larger, other_model = replace(WIDE, prompt_tokens=400), replace(WIDE, fingerprint=b"g")
     admission_pass, entries = waiting(WIDE, larger, WIDE, REQUEST, other_model)
     assert admission_pass.next() is entries[0]
@@ -368,7 +368,7 @@ def test_pass_skips_requests_that_need_as_much_as_one_that_has_no_room() -> None
     assert admission_pass.next() is None
 
 
-def test_pass_keeps_room_for_a_request_that_was_overtaken_by_its_own_size() -> None:
+def test_pass_reserves_capacity_for_a_request_overtaken_by_its_own_size() -> None:
     admission_pass, entries = waiting(WIDE, REQUEST, replace(WIDE, pooled=True))
     admission_pass.without_room(entries[0])
     entries[0].item.overtaken_tokens = 9
@@ -388,7 +388,7 @@ def test_pass_without_workers_holds_up_no_request_of_another_kind() -> None:
     assert admission_pass.some_without_workers
 
 
-def test_pass_looks_at_so_many_entries_and_no_more() -> None:
+def test_pass_inspects_a_bounded_number_of_entries() -> None:
     admission_pass, entries = waiting(*[WIDE] * LOOK_AHEAD, REQUEST)
     admission_pass.without_room(entries[0])
     assert admission_pass.next() is None

@@ -52,7 +52,7 @@ def could_compute(request: PlacementRequest, workers: list[WorkerView]) -> list[
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-def test_a_decode_worker_with_answers_is_given_a_prompt_only_where_nobody_has_it_sooner(strategy: Strategy) -> None:
+def test_decode_worker_with_answers_gets_a_prompt_only_if_nobody_is_sooner(strategy: Strategy) -> None:
     reasons = set[LocalPrefill | None]()
     for case in range(CASES):
         chance = Random(f"{strategy} {case}")
@@ -80,13 +80,13 @@ def test_busy_prefill_workers_are_helped_where_answers_leave_room_for_it(decode:
     assert placed(BUSY, decode).local_prefill is (LocalPrefill.PREFILL_WORKERS_BUSY if local else None)
 
 
-def test_a_prefill_worker_that_is_busy_for_its_cache_is_not_helped_where_another_is_idle() -> None:
+def test_prefill_worker_busy_for_its_cache_is_not_relieved_if_another_is_idle() -> None:
     keeps = replace(BUSY, hit_blocks=100)
     assert placed(keeps, replace(PREFILL, endpoint="p1"), DECODE).local_prefill is None
 
 
 @pytest.mark.parametrize(("waiting", "local"), [(0, False), (20_000, True)])
-def test_the_short_rest_of_a_prompt_goes_on_beside_answers_only_where_that_is_sooner(waiting: int, local: bool) -> None:
+def test_short_rest_of_a_prompt_is_computed_next_to_answers_only_if_sooner(waiting: int, local: bool) -> None:
     cached = replace(ANSWERING, hit_blocks=100)
     prefill = replace(PREFILL, tokens_in_flight=waiting, hit_blocks=100)
     assert (placed(prefill, cached).local_prefill is LocalPrefill.SHORT_SUFFIX) is local

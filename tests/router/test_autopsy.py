@@ -101,7 +101,7 @@ def test_last_eviction_of_a_block_counts_and_is_kept_longest() -> None:
     assert evictions.known_s(now=5.0) == 3.0, "that of block 1 is forgotten"
 
 
-def test_very_many_runs_end_in_one_that_has_the_rest() -> None:
+def test_very_many_runs_end_in_a_summary() -> None:
     evictions, chain = EvictionLog(), [bytes([place]) * 32 for place in range(MOST_RUNS + 5)]
     for place, each in enumerate(reversed(chain)):
         evictions.add((each,), now=(1 + ALIKE_SHARE) ** (3 * place))
@@ -167,7 +167,7 @@ def test_fetched_blocks_are_not_called_evicted() -> None:
     ]
 
 
-def test_blocks_from_files_lie_behind_those_from_memory_and_are_not_called_evicted() -> None:
+def test_blocks_from_files_follow_those_in_memory_and_are_not_called_evicted() -> None:
     runs = autopsy(8, LOOK, Found(2, 1, "d0", 4), Held("d0", 3))
     assert [(run.first, run.blocks, run.fate, run.worker) for run in runs] == [
         (0, 2, Fate.CACHED, ""),
@@ -187,7 +187,7 @@ def test_nothing_is_claimed_of_a_worker_without_events() -> None:
     assert [(run.blocks, run.fate) for run in runs] == [(1, Fate.EXPECTED), (3, Fate.UNKNOWN)]
 
 
-def test_a_prompt_that_had_to_be_computed_as_a_whole_missed_nothing() -> None:
+def test_prompt_that_had_to_be_computed_as_a_whole_missed_nothing() -> None:
     assert autopsy(4, None, Found(0), Held("d0", 4)) == (FateRun(0, 4, Fate.UNUSED),)
     assert autopsy(0, LOOK, Found(0)) == ()
 
@@ -225,14 +225,14 @@ def caches() -> Caches:
     return caches
 
 
-def test_a_salted_prompt_finds_the_same_tokens_without_a_salt(caches: Caches) -> None:
+def test_salted_prompt_finds_the_same_tokens_without_a_salt(caches: Caches) -> None:
     assert caches.under_other_salt(MINE, PLAIN, "p1") == Held("p1", 6)
     assert caches.under_other_salt(MINE, PLAIN[:2], "p0") == Held("p0", 2), "on the worker that is asked about"
     assert caches.under_other_salt(MINE, PLAIN[:2], "p1") == Held("p1", 2)
     assert caches.under_other_salt(MINE, PLAIN, "p0") == Held("p1", 6), "or where there is most"
 
 
-def test_a_prompt_without_a_salt_finds_the_same_tokens_under_one_that_was_seen(caches: Caches) -> None:
+def test_unsalted_prompt_finds_equal_tokens_under_a_known_salt(caches: Caches) -> None:
     assert caches.under_other_salt(PLAIN, PLAIN, "p0") == NOWHERE, "its own blocks do not count"
     caches.salted(YOURS, PLAIN)
     assert caches.under_other_salt(PLAIN, PLAIN, "p0") == Held("p1", 3)

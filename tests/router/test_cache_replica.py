@@ -128,7 +128,7 @@ def follow(*stored: bytes) -> tuple[CacheReplica, PrefixIndex]:
     return view, index
 
 
-def test_a_gap_asks_for_a_snapshot_at_once_and_then_once_a_second() -> None:
+def test_gap_requests_a_snapshot_immediately_and_then_once_a_second() -> None:
     view, _ = follow()
     assert view.take_changes(CacheUpdate(7, (), ()), now=20.0)
     assert not view.follows and view.resyncs == 1
@@ -136,25 +136,25 @@ def test_a_gap_asks_for_a_snapshot_at_once_and_then_once_a_second() -> None:
     assert view.check(CacheSum(8, 0, 0), now=20.0 + ASK_AGAIN_S + 0.1)
 
 
-def test_a_change_that_a_report_knows_of_and_that_never_comes_is_noticed() -> None:
+def test_change_counted_by_a_report_and_never_received_is_noticed() -> None:
     view, _ = follow()
     assert not view.check(CacheSum(6, 1, 1), now=9.0)
     assert view.check(CacheSum(6, 1, 1), now=9.1 + BEHIND_S)
 
 
-def test_a_sum_that_differs_asks_for_a_snapshot() -> None:
+def test_sum_that_differs_asks_for_a_snapshot() -> None:
     view, _ = follow(BLOCKS[1])
     assert view.check(CacheSum(5, digest=0, blocks=1), now=9.0)
     assert not view.exact and not view.follows
 
 
-def test_a_worker_that_tells_of_nothing_is_never_asked_again() -> None:
+def test_worker_that_tells_of_nothing_is_never_asked_again() -> None:
     view = CacheReplica(WORKER, PrefixIndex())
     view.connected()
     assert not any(view.check(None, now=float(second)) for second in range(10))
 
 
-def test_without_a_snapshot_blocks_are_assumed_least_recently_used_forgotten_first() -> None:
+def test_assumed_blocks_without_a_snapshot_are_forgotten_in_lru_order() -> None:
     index = PrefixIndex()
     view = CacheReplica(WORKER, index)
     view.connected()

@@ -35,7 +35,7 @@ def dispatch(cluster: Cluster, attempt_id: int) -> Placement:
     return placement
 
 
-def test_a_burst_of_siblings_lands_together(cluster: Cluster) -> None:
+def test_burst_of_siblings_lands_together(cluster: Cluster) -> None:
     placements = [dispatch(cluster, attempt_id) for attempt_id in range(1, 5)]
     assert len({placement.prefill for placement in placements}) == 1
     assert [placement.prefill_hit_tokens for placement in placements] == [0, 16, 16, 16]
@@ -67,7 +67,7 @@ def test_reported_blocks_outlive_their_attempt_until_eviction(cluster: Cluster) 
     assert {view.endpoint: view.ready_blocks for view in cluster.snapshot(HASHES)}[first.prefill] == 2
 
 
-def test_a_new_process_under_an_old_name_has_nothing(cluster: Cluster) -> None:
+def test_new_process_under_an_old_name_has_nothing(cluster: Cluster) -> None:
     cluster.caches.take_changes("p0", CacheUpdate(1, tuple(HASHES), ()), now=0.0)
     cluster.caches.audit("p0", 4, 4)
     join(cluster, "p0", WorkerRole.PREFILL, epoch=2)
@@ -76,7 +76,7 @@ def test_a_new_process_under_an_old_name_has_nothing(cluster: Cluster) -> None:
     assert status is not None and (status.follows, status.checked_requests) == (False, 0)
 
 
-def test_a_worker_that_is_not_followed_is_assumed_to_have_what_it_computed(cluster: Cluster) -> None:
+def test_worker_without_events_is_assumed_to_cache_its_prompts(cluster: Cluster) -> None:
     for endpoint in ("p0", "p1"):
         cluster.disconnected(endpoint)
         join(cluster, endpoint, WorkerRole.PREFILL)
@@ -86,7 +86,7 @@ def test_a_worker_that_is_not_followed_is_assumed_to_have_what_it_computed(clust
     assert {view.endpoint: view.hit_blocks for view in cluster.snapshot(HASHES)}[first.prefill] == 4
 
 
-def test_prefix_counts_as_far_as_its_windows_are_cached() -> None:
+def test_prefix_counts_up_to_its_last_cached_window() -> None:
     groups = BlockGroups(1, 1, window_tokens=4, block_tokens=4)
     cluster = cluster_of({"p0": WorkerRole.PREFILL}, model=replace(MODEL, groups=groups))
     told = (*HASHES[:3], groups.name(HASHES[1], 1))

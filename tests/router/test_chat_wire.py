@@ -69,7 +69,7 @@ def test_events_are_the_same_however_a_text_is_cut(golden: Golden) -> None:
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=str)
-def test_a_broken_stream_goes_on_behind_the_events_that_came(golden: Golden) -> None:
+def test_broken_stream_resumes_after_received_events(golden: Golden) -> None:
     events = written(parts_of(golden), golden.text, 3)
     whole = seen_by_client(events)
     for cut in range(0, len(events), 2):
@@ -90,12 +90,12 @@ def test_a_broken_stream_goes_on_behind_the_events_that_came(golden: Golden) -> 
         assert seen_by_client([*had, *rest]) == whole, cut
 
 
-def test_a_choice_that_the_client_has_is_not_sent_again() -> None:
+def test_choice_that_the_client_has_is_not_sent_again() -> None:
     parts = parts_of(GOLDENS[0], [baton_pb2.ReceivedChoice(index=0, token_ids=[1], text_bytes=1, finished=True)])
     assert list(parts.of(Delta(0, 0, (), "text"))) == []
 
 
-def test_the_last_end_says_that_functions_are_called_and_how_much_was_thought() -> None:
+def test_last_end_says_that_functions_are_called_and_how_much_was_thought() -> None:
     golden = next(each for each in GOLDENS if each.format == "hermes")
     parts = parts_of(golden)
     written(parts, "<think>a</think>" + golden.text, 1)

@@ -130,13 +130,13 @@ async def test_workers_with_different_files_in_that_folder_are_named(workers: Wo
     assert workers.names == []
 
 
-async def test_a_worker_of_an_older_release_is_named(workers: Workers) -> None:
+async def test_worker_of_an_older_release_is_named(workers: Workers) -> None:
     workers.connect(replace(DESCRIPTION, worker_id="d", role=WorkerRole.DECODE, adapter_list=None))
     with pytest.raises(FailedPrecondition, match=r"d loads adapters only at its start: .*protocol 1"):
         await workers.load()
 
 
-async def test_a_worker_that_is_lost_meanwhile_is_told_when_it_comes_back(workers: Workers) -> None:
+async def test_worker_lost_during_a_change_is_updated_on_its_return(workers: Workers) -> None:
     workers.silent["d"] = True
     loading = asyncio.create_task(workers.load())
     await eventually(lambda: any(each.HasField("prepare_adapter") for to, each in workers.sent if to == "d"))
@@ -151,7 +151,7 @@ async def test_a_worker_that_is_lost_meanwhile_is_told_when_it_comes_back(worker
     ("name", "path", "field"),
     [("tiny", "/a", "name"), ("a b", "/a", "name"), ("", "/a", "name"), ("sql", "a", "path"), ("sql", "", "path")],
 )
-async def test_a_bad_name_or_path_is_refused_before_workers_are_asked(
+async def test_bad_name_or_path_is_refused_before_workers_are_asked(
     workers: Workers, name: str, path: str, field: str
 ) -> None:
     with pytest.raises(InvalidArgument) as caught:
@@ -160,7 +160,7 @@ async def test_a_bad_name_or_path_is_refused_before_workers_are_asked(
     assert not any(each.HasField("prepare_adapter") for _, each in workers.sent)
 
 
-async def test_a_name_is_given_to_another_adapter_only_on_purpose(workers: Workers) -> None:
+async def test_name_is_given_to_another_adapter_only_on_purpose(workers: Workers) -> None:
     await workers.load()
     await workers.load()  # the same again is no change
     assert workers.lists("p")[-1].version == 1
@@ -171,7 +171,7 @@ async def test_a_name_is_given_to_another_adapter_only_on_purpose(workers: Worke
     assert [each.digest for each in workers.lists("p")[-1].adapters] == ["bb"]
 
 
-async def test_workers_are_told_which_unlisted_adapters_requests_still_have(workers: Workers) -> None:
+async def test_workers_receive_unlisted_adapters_of_running_requests(workers: Workers) -> None:
     await workers.load()
     [sql] = workers.adapters.listed
     with workers.adapters.open_requests.using(sql, "", lambda error: None):
@@ -182,7 +182,7 @@ async def test_workers_are_told_which_unlisted_adapters_requests_still_have(work
         await workers.adapters.unload("sql", 0.0)
 
 
-async def test_an_adapter_of_the_start_is_neither_replaced_nor_unloaded(workers: Workers) -> None:
+async def test_adapter_of_the_start_is_neither_replaced_nor_unloaded(workers: Workers) -> None:
     started = (Adapter("sql", "cc"),)
     with_it = replace(DESCRIPTION, worker_id="p", adapters=started, adapter_list=replace(NO_LIST, started=started))
     workers.connect(with_it)
@@ -191,7 +191,7 @@ async def test_an_adapter_of_the_start_is_neither_replaced_nor_unloaded(workers:
             await change
 
 
-async def test_a_router_takes_the_newest_list_that_a_worker_has(workers: Workers) -> None:
+async def test_router_takes_the_newest_list_that_a_worker_has(workers: Workers) -> None:
     entry = ListedAdapter(Adapter("chat", "dd"), "/c")
     workers.connect(replace(DESCRIPTION, worker_id="p", adapter_list=WorkerAdapters(5, (entry,), ())))
     assert workers.names == ["chat"]
@@ -233,7 +233,7 @@ async def running(adapters: ClusterAdapters) -> AsyncIterator[None]:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_redis_and_router_come_to_have_the_newer_list() -> None:
+async def test_redis_and_router_converge_to_the_newer_list() -> None:
     entry = ListedAdapter(Adapter("chat", "dd"), "/c")
     store: Any = Store()
     workers = Workers(store)

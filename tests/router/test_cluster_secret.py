@@ -68,7 +68,7 @@ async def test_router_without_the_secret_is_refused_by_workers(stack: Stack) -> 
 
 
 @pytest.mark.parametrize("settings", [{"secret": TEXT}], indirect=True)
-async def test_admin_port_of_a_secret_serves_its_token_and_nobody_else(stack: Stack) -> None:
+async def test_admin_port_of_a_secret_accepts_only_its_token(stack: Stack) -> None:
     codes = [await admin_code(stack, given) for given in ((), shown("x"), token(stack, OTHERS), token(stack, OURS))]
     assert codes == [grpc.StatusCode.UNAUTHENTICATED] * 3 + [grpc.StatusCode.OK]
     change = stack.admin.ChangeRole(admin_pb2.ChangeRoleRequest(worker_id="w", role="ROLE_DECODE"))

@@ -14,7 +14,7 @@ IDLE = WorkerView("d0", WorkerRole.DECODE, b"f", 1000, 8, 1000, 8)
 BUSY = replace(IDLE, used_slots=2, elsewhere_slots=1, tokens_in_flight=100, pending_prompt_tokens=50, hit_blocks=25)
 
 
-def test_an_idle_worker_is_expected_to_compute_at_the_rate_that_it_reported() -> None:
+def test_idle_worker_is_expected_to_compute_at_the_rate_that_it_reported() -> None:
     ledger = RateLedger()
     ledger.reported_prefill("d0", 1000.0, None)
     found = colocated_prefill(REQUEST, replace(IDLE, rates=ledger.of("d0")))
@@ -22,7 +22,7 @@ def test_an_idle_worker_is_expected_to_compute_at_the_rate_that_it_reported() ->
     assert (found.basis, found.ttft_ms, found.wait_ms, found.answers) == (Basis.MEASURED, 400.0, 0.0, 0)
 
 
-def test_beside_answers_the_reported_rate_beside_counts_with_the_prompts_that_wait() -> None:
+def test_colocated_cost_uses_the_reported_rate_beside_answers_with_waiting_prompts() -> None:
     ledger = RateLedger()
     ledger.reported_prefill("d0", 1000.0, 100.0)
     found = colocated_prefill(REQUEST, replace(BUSY, rates=ledger.of("d0")))
@@ -32,7 +32,7 @@ def test_beside_answers_the_reported_rate_beside_counts_with_the_prompts_that_wa
 
 
 @pytest.mark.parametrize("view", [IDLE, BUSY])
-def test_a_rate_of_other_workers_is_an_assumption_and_none_at_all_no_prediction(view: WorkerView) -> None:
+def test_rate_of_other_workers_is_an_assumption_and_no_rate_no_prediction(view: WorkerView) -> None:
     ledger = RateLedger()
     assert colocated_prefill(REQUEST, replace(view, rates=ledger.of("d0"))) is None
     ledger.computed("p0", 1000, 500.0)
@@ -41,14 +41,14 @@ def test_a_rate_of_other_workers_is_an_assumption_and_none_at_all_no_prediction(
     assert ledger.of("p0").prefill_measured is Measured.HERE
 
 
-def test_a_rate_alone_is_an_assumption_beside_answers() -> None:
+def test_rate_alone_is_assumed_beside_answers() -> None:
     ledger = RateLedger()
     ledger.reported_prefill("d0", 1000.0, None)
     found = colocated_prefill(REQUEST, replace(BUSY, rates=ledger.of("d0")))
     assert found is not None and found.basis is Basis.ASSUMED
 
 
-def test_the_error_is_that_of_the_newest_prompts() -> None:
+def test_error_is_that_of_the_newest_prompts() -> None:
     prefills = LocalPrefills(kept=3)
     assert prefills.error(10) is None
     for predicted_ms, measured_ms in ((1.0, 1000.0), (100.0, 200.0), (100.0, 100.0), (120.0, 150.0), (0.0, 5.0)):
@@ -58,7 +58,7 @@ def test_the_error_is_that_of_the_newest_prompts() -> None:
     assert error == pytest.approx((3, 10, 0.2, 1.25))
 
 
-def test_a_short_rest_says_nothing_of_a_long_prompt_where_there_was_one() -> None:
+def test_short_rest_says_nothing_of_a_long_prompt_where_there_was_one() -> None:
     prefills = LocalPrefills()
     for prompt_tokens, predicted_ms, measured_ms in ((1, 0.1, 10.0), (2, 0.2, 10.0), (500, 80.0, 100.0)):
         prefills.take(prompt_tokens, predicted_ms, measured_ms)

@@ -57,9 +57,7 @@ def when_bad(source: str) -> str:
         ("{{ raise_exception('the author says no') }}", "the author says no"),
     ],
 )
-async def test_template_that_costs_too_much_is_refused_by_its_bound_and_the_next_chat_is_served(
-    source: str, reason: str
-) -> None:
+async def test_too_costly_template_is_rejected_and_the_next_chat_served(source: str, reason: str) -> None:
     template = ChatTemplate(when_bad(source), {}, cpu_s=SHORT_S)
     try:
         with pytest.raises(TemplateRefused, match=reason):
@@ -77,9 +75,7 @@ async def test_template_that_costs_too_much_is_refused_by_its_bound_and_the_next
         ("{% for %}", "Expected an expression"),
     ],
 )
-def test_template_that_does_not_compile_within_bounds_is_refused_at_load_with_its_file(
-    tmp_path: Path, source: str, reason: str
-) -> None:
+def test_uncompilable_template_is_rejected_at_load_with_its_file(tmp_path: Path, source: str, reason: str) -> None:
     write_model_folder(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(source)
     with pytest.raises(
@@ -88,7 +84,7 @@ def test_template_that_does_not_compile_within_bounds_is_refused_at_load_with_it
         load_tokenizer(tmp_path)
 
 
-async def test_chat_whose_template_runs_for_ever_is_refused_while_another_is_served(tmp_path: Path) -> None:
+async def test_chat_with_an_endless_template_is_rejected_while_another_is_served(tmp_path: Path) -> None:
     write_model_folder(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(when_bad(ENDLESS))
     tokenizer = load_tokenizer(tmp_path)
@@ -122,7 +118,7 @@ async def test_ending_that_depends_on_an_option_is_rendered_off_the_event_loop()
         template.close()
 
 
-async def test_template_process_that_gets_no_time_is_unavailable_and_the_next_chat_is_served(
+async def test_starved_template_process_is_unavailable_and_the_next_chat_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     template = ChatTemplate("{{ messages[0].content }}", {})
@@ -138,7 +134,7 @@ async def test_template_process_that_gets_no_time_is_unavailable_and_the_next_ch
         template.close()
 
 
-def test_template_that_is_dropped_leaves_no_process() -> None:
+def test_dropped_template_leaves_no_process() -> None:
     template = ChatTemplate("{{ messages }}", {})
     [pid] = [each.pid for each in template._helper.processes if each.pid is not None]
     del template

@@ -53,7 +53,7 @@ def test_recent_reports_keep_the_newest() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", *AnswerId])
-def test_a_request_is_found_by_its_id_however_an_answer_bears_it(prefix: str) -> None:
+def test_request_is_found_by_its_id_however_an_answer_bears_it(prefix: str) -> None:
     kept = RecentReports()
     for name in ("mine", "cmpl-mine"):
         kept.add(report(f"{prefix}{name}"))
@@ -66,7 +66,7 @@ def test_a_request_is_found_by_its_id_however_an_answer_bears_it(prefix: str) ->
     assert found is not None and found.request_id == "mine"
 
 
-def test_an_explanation_names_the_session() -> None:
+def test_explanation_names_the_session() -> None:
     timeline, explainer = Timeline(0.0), KeptExplainer()
     timeline.begin_attempt(note(workers()), 1.4)
     of_session = reported(timeline)
@@ -76,7 +76,7 @@ def test_an_explanation_names_the_session() -> None:
     assert explainer.explain("r").session_id == "agent-7"
 
 
-def test_a_request_is_found_by_its_trace_of_several_the_newest() -> None:
+def test_request_is_found_by_its_trace_of_several_the_newest() -> None:
     timeline, explainer = Timeline(0.0), KeptExplainer()
     timeline.begin_attempt(note(workers()), 1.4)
     for name, trace_id in (("a", "1" * 32), ("b", "2" * 32), ("c", "1" * 32)):
@@ -120,7 +120,7 @@ def test_unplaced_or_forgotten_request_is_not_found() -> None:
         explainer.explain("r")
 
 
-def test_a_worker_that_lends_all_of_itself_to_a_request_larger_than_its_pool_is_not_said_to_lack_credit() -> None:
+def test_worker_lent_to_an_oversized_request_does_not_lack_credit() -> None:
     large = PlacementRequest(b"f", block_tokens=4, prompt_tokens=80, max_tokens=300, choices=3, preferred_decode="d1")
     whole = tuple(WorkerView(name, WorkerRole.DECODE, b"f", 100, 8, 100, 8) for name in ("d0", "d1"))
     timeline, explainer = Timeline(0.0), KeptExplainer()
@@ -141,7 +141,7 @@ def test_cache_of_decode_is_compared_where_it_computed_the_prompt() -> None:
     assert actual["decode_cached_tokens"] == 8 and "cached_tokens" not in actual
 
 
-def test_a_worker_that_is_gone_keeps_its_name_for_a_while() -> None:
+def test_lost_worker_keeps_its_name_for_a_while() -> None:
     description = described("decode-7", WorkerRole.DECODE)
     cluster = Cluster()
     for endpoint in ("h:1", *(f"h:{number}" for number in range(2, KEPT_NAMES + 2))):

@@ -31,7 +31,7 @@ def drain(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("drains", [True, False])
-def test_a_change_of_role_is_no_death_whether_or_not_the_session_was_lost_first(cluster: Cluster, drains: bool) -> None:
+def test_change_of_role_is_no_death_despite_a_lost_session(cluster: Cluster, drains: bool) -> None:
     if drains:
         drain(cluster)
         cluster.lost(WORKER)
@@ -39,20 +39,20 @@ def test_a_change_of_role_is_no_death_whether_or_not_the_session_was_lost_first(
     assert cluster.departures["w"] == Departures(role_changes=1)
 
 
-def test_a_process_that_is_gone_died(cluster: Cluster) -> None:
+def test_vanished_process_is_a_death(cluster: Cluster) -> None:
     cluster.lost(WORKER, LinkEnd.GONE, 5.0)
     cluster.connected(WORKER, RESTARTED, 2)
     assert cluster.departures["w"] == Departures(deaths=1)
 
 
-def test_a_process_that_had_drained_did_not_die(cluster: Cluster) -> None:
+def test_process_that_had_drained_did_not_die(cluster: Cluster) -> None:
     drain(cluster)
     cluster.lost(WORKER, LinkEnd.GONE, 5.0)
     cluster.connected(WORKER, RESTARTED, 2)
     assert cluster.departures["w"] == Departures(drains=1)
 
 
-def test_one_that_ends_before_all_is_done_has_not_drained(cluster: Cluster) -> None:
+def test_process_with_open_requests_has_not_drained(cluster: Cluster) -> None:
     drain(cluster)
     worker = cluster.find(WORKER)
     assert worker is not None
@@ -61,7 +61,7 @@ def test_one_that_ends_before_all_is_done_has_not_drained(cluster: Cluster) -> N
     assert cluster.departures["w"] == Departures(deaths=1)
 
 
-def test_silence_is_no_death_until_another_process_comes(cluster: Cluster) -> None:
+def test_silence_is_no_death_before_another_process_connects(cluster: Cluster) -> None:
     cluster.lost(WORKER)
     assert cluster.departures["w"] == Departures(lost_sessions=1)
     cluster.connected(WORKER, DECODE, 1)
@@ -71,7 +71,7 @@ def test_silence_is_no_death_until_another_process_comes(cluster: Cluster) -> No
     assert cluster.departures["w"] == Departures(lost_sessions=2, deaths=1)
 
 
-def test_a_drained_process_that_another_one_follows_did_not_die(cluster: Cluster) -> None:
+def test_drained_process_that_another_one_follows_did_not_die(cluster: Cluster) -> None:
     drain(cluster)
     cluster.lost(WORKER)
     assert cluster.departures["w"] == Departures()
@@ -79,7 +79,7 @@ def test_a_drained_process_that_another_one_follows_did_not_die(cluster: Cluster
     assert cluster.departures["w"] == Departures(drains=1)
 
 
-def test_an_older_worker_that_does_not_tell_is_taken_for_restarted() -> None:
+def test_silent_older_worker_counts_as_restarted() -> None:
     untold = replace(DECODE, pool_id=b"")
     assert not untold.is_same_process(untold)
 

@@ -38,13 +38,13 @@ SAVED = session_pb2.Drafts(output=0, drafted_tokens=5, accepted_tokens=3, saved_
 LOST = session_pb2.Drafts(output=1, drafted_tokens=4, accepted_tokens=0, saved_ms=-2.0)
 
 
-def test_each_output_has_its_own_figures_beside_the_causes_of_its_gap() -> None:
+def test_each_output_has_its_draft_figures_and_gap_causes() -> None:
     first, second = (output.made for output in arrived(SAVED, LOST))
     assert first is not None and first.drafts == Drafts(5, 3, 28.0) and first.gap is None
     assert second is not None and second.drafts == Drafts(4, 0, -2.0) and second.gap is not None
 
 
-def test_they_are_added_up_in_the_root_and_in_the_decode_span() -> None:
+def test_draft_figures_are_summed_in_root_and_decode_span() -> None:
     spans = {span.name: span.attributes for span in request_spans(answered(SAVED, LOST), 20.0)}
     for name in ("text_completion tiny", "decode"):
         figures = [spans[name][f"baton.{each}"] for each in ("drafted_tokens", "accepted_tokens", "drafts_saved_ms")]
@@ -56,7 +56,7 @@ def test_without_drafts_no_attribute_says_so() -> None:
         assert not any("draft" in name for name in span.attributes)
 
 
-def test_an_operator_is_shown_them() -> None:
+def test_draft_figures_are_shown_to_the_operator() -> None:
     drafted, plain = (
         recent_request(report_of(record, 20.0, GAPS), 20.0, str.upper) for record in (answered(SAVED), answered())
     )

@@ -57,7 +57,7 @@ def kinds_of(request: PlacementRequest, decision: Decision, workers: list[Worker
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-def test_worker_called_cheapest_was_taken(strategy: Strategy) -> None:
+def test_worker_explained_as_cheapest_was_chosen(strategy: Strategy) -> None:
     seen: Counter[str] = Counter()
     for case in range(CASES):
         request, workers, policy = random_case(Random(f"{strategy} {case}"), strategy)
@@ -96,7 +96,7 @@ def test_worker_called_cheapest_was_taken(strategy: Strategy) -> None:
     assert all(seen[kind] for kind in expected), seen
 
 
-def test_an_explanation_is_what_decided_and_not_what_would_be_decided_now() -> None:
+def test_explanation_keeps_the_decision_of_its_time() -> None:
     request, workers, policy = random_case(Random("cost 1"), Strategy.CACHE_AWARE)
     decision = decide(request, workers, policy)
     assert isinstance(decision, Decision)
@@ -108,7 +108,7 @@ def test_an_explanation_is_what_decided_and_not_what_would_be_decided_now() -> N
     assert any(cost is not None for cost in costs)
 
 
-def test_only_taken_and_first_workers_of_very_many_are_kept() -> None:
+def test_only_chosen_and_first_workers_of_very_many_are_kept() -> None:
     chance = Random(5)
     workers = [random_worker(chance, number) for number in range(300)]
     request = PlacementRequest(workers[0].fingerprint, 32, 321, 100, 1)

@@ -75,14 +75,14 @@ def test_tenant_served_elsewhere_waits_for_a_bounded_number_of_tokens() -> None:
     assert 60 <= turns.index("one") <= MAX_AHEAD_TOKENS // 1_000 + 1
 
 
-def test_tenant_that_is_charged_before_it_arrives_starts_later() -> None:
+def test_tenant_charged_before_it_arrives_starts_later() -> None:
     queue = filled([("one", 0, 10)] * 3)
     queue.charge("other", 15)
     queue.add(9, "other", 0, 10)
     assert [serve(queue).tenant for _ in range(4)] == ["one", "one", "other", "one"]
 
 
-def test_a_tenant_that_comes_late_neither_saved_up_nor_lost() -> None:
+def test_late_tenant_neither_saved_up_nor_lost() -> None:
     queue = filled([("noisy", 0, 10)] * 20)
     for _ in range(10):
         serve(queue)
@@ -129,7 +129,7 @@ def test_spare_tokens_are_not_saved_up_while_one_class_waits_alone() -> None:
     assert [serve(queue).priority for _ in range(3)] == [0, 0, 5]
 
 
-def test_tokens_ahead_count_earlier_classes_and_what_others_are_served_first() -> None:
+def test_tokens_ahead_count_earlier_classes_and_others_served_first() -> None:
     queue = filled([("a", 0, 10), ("a", 0, 20), ("b", 0, 40), ("c", -1, 5)])
     assert queue.tokens_ahead("a", 0) == 5 + 30 + 40, "its own, and b's, whose turn comes before a's third"
     assert queue.tokens_ahead("d", 0) == 5 + 10 + 40, "of each tenant the first one: as far as they have come"
@@ -137,7 +137,7 @@ def test_tokens_ahead_count_earlier_classes_and_what_others_are_served_first() -
     assert queue.tokens_ahead("d", -2) == 0.0
 
 
-def test_a_withdrawn_request_costs_its_tenant_nothing() -> None:
+def test_withdrawn_request_costs_its_tenant_nothing() -> None:
     queue = filled([("a", 0, 10), ("b", 0, 10), ("a", 0, 10)])
     big = queue.add(9, "b", 0, 1000)
     queue.withdraw(big)
@@ -173,7 +173,7 @@ def test_no_class_starves_however_many_earlier_ones_keep_coming(later: int, toke
 
 @settings(max_examples=100, deadline=None)
 @given(ARRIVALS, st.tuples(st.sampled_from("abcd"), st.sampled_from((-1, 0, 2)), TOKENS))
-def test_one_more_that_waits_never_shortens_what_is_ahead(
+def test_another_waiting_request_never_reduces_tokens_ahead(
     arrivals: list[tuple[str, int, int]], one_more: tuple[str, int, int]
 ) -> None:
     queue = filled(arrivals)
@@ -182,12 +182,12 @@ def test_one_more_that_waits_never_shortens_what_is_ahead(
     assert all(queue.tokens_ahead(*key) >= ahead for key, ahead in before.items())
 
 
-def test_a_quiet_tenant_is_not_told_to_wait_for_a_noisy_one() -> None:
+def test_quiet_tenant_does_not_wait_for_a_noisy_one() -> None:
     queue = filled([("noisy", 0, 10)] * 50)
     assert queue.tokens_ahead("quiet", 0) <= 10 < 500 == queue.tokens_ahead("noisy", 0)
 
 
-def test_a_tenant_that_has_had_more_than_its_share_is_not_ahead_of_a_new_one() -> None:
+def test_tenant_above_its_share_is_not_ahead_of_a_new_one() -> None:
     queue = filled([("greedy", 0, 1000), ("greedy", 0, 10)])
     serve(queue)
     assert queue.tokens_ahead("new", 0) == 0

@@ -46,12 +46,12 @@ def test_decode_worker_is_preferred_only_where_it_has_as_much() -> None:
     assert (both.decode, both.fetch_from) == ("d0", "d0")
 
 
-def test_nobody_fetches_from_itself_or_from_a_worker_of_another_model() -> None:
+def test_nobody_fetches_from_itself_or_another_model() -> None:
     stranger = replace(DECODE, endpoint="d9", fingerprint=b"g", ready_blocks=4)
     assert placed(replace(PREFILL, ready_blocks=4), DECODE, stranger).fetch_from is None
 
 
-def test_a_worker_that_came_back_has_nothing_ready() -> None:
+def test_worker_that_came_back_has_nothing_ready() -> None:
     cluster = cluster_of({"d0": WorkerRole.DECODE})
     cluster.answered("d0", [b"1"])
     assert cluster.snapshot([b"1"])[0].ready_blocks == 1
@@ -59,7 +59,7 @@ def test_a_worker_that_came_back_has_nothing_ready() -> None:
     assert cluster.snapshot([b"1"])[0].ready_blocks == 0
 
 
-def test_a_fetch_is_a_stage_of_its_own_and_the_sum_holds() -> None:
+def test_fetch_is_its_own_stage_in_the_sum() -> None:
     timeline = Timeline(arrived_s=10.0, route_began_s=10.1, sent_s=10.101, first_step_s=10.2, first_token_s=10.2)
     timeline.prefill = PrefillTimings(
         queue_ms=25.0, chunk_ms=(30.0,), total_ms=60.0, cached_tokens=32, fetch_ms=20.0, fetched_tokens=32

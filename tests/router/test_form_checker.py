@@ -56,7 +56,7 @@ async def test_form_over_the_cpu_bound_is_refused_by_name_and_the_next_is_served
         checker.close()
 
 
-async def test_form_whose_check_is_starved_is_unavailable_and_no_verdict_is_remembered(checker: FormChecker) -> None:
+async def test_starved_form_check_is_unavailable_and_not_remembered(checker: FormChecker) -> None:
     assert await checker.fault(GOOD) is None
     [pid] = processes(checker)
     os.kill(pid, signal.SIGSTOP)  # the machine has no time for it
@@ -68,7 +68,7 @@ async def test_form_whose_check_is_starved_is_unavailable_and_no_verdict_is_reme
     assert await checker.fault(other) is None
 
 
-async def test_checker_whose_process_is_killed_is_unavailable_and_no_verdict_is_remembered(
+async def test_killed_form_checker_is_unavailable_and_its_verdict_not_remembered(
     checker: FormChecker,
 ) -> None:
     assert await checker.fault(GOOD) is None
@@ -96,7 +96,7 @@ async def test_verdicts_are_remembered_bad_ones_too(checker: FormChecker) -> Non
     assert (await checker.fault(bad), await checker.fault(GOOD), checker.checked) == (first, None, 2)
 
 
-async def test_a_checker_that_cannot_read_the_tokenizer_says_so(setup: Setup, tmp_path: Path) -> None:
+async def test_checker_that_cannot_read_the_tokenizer_says_so(setup: Setup, tmp_path: Path) -> None:
     checker = FormChecker(replace(setup, folder=str(tmp_path)), processes=1)
     with pytest.raises(Unavailable, match="tokenizer cannot be read"):
         await checker.fault(GOOD)

@@ -35,7 +35,7 @@ def test_two_keys_or_two_salts_with_one_name_have_two_sessions() -> None:
     assert len({each.id for each in made if each is not None}) == len(callers)
 
 
-def test_all_sessions_of_a_key_have_one_owner_whatever_their_salts() -> None:
+def test_all_sessions_of_a_key_have_one_owner_for_any_salt() -> None:
     of_key = [kept_session(name, "ann", b"key", salt) for name, salt in (("a", ""), ("b", ""), ("a", "x"))]
     of_salts = [kept_session("a", "", b"", salt) for salt in ("", "x")]
     assert len({each.owner for each in of_key if each is not None}) == 1
@@ -44,7 +44,7 @@ def test_all_sessions_of_a_key_have_one_owner_whatever_their_salts() -> None:
     assert lengths == {(ID_BYTES, OWNER_BYTES)}
 
 
-def test_without_a_name_there_is_none() -> None:
+def test_request_without_a_session_name_has_no_session() -> None:
     assert checked().kept_session is None
 
 
@@ -65,7 +65,7 @@ def test_impossible_field_is_refused_by_its_name(fields: dict[str, object], fiel
     assert refusal.value.field == field
 
 
-def test_the_fields_of_both_calls_over_grpc_arrive() -> None:
+def test_fields_of_both_calls_over_grpc_arrive() -> None:
     generate = generate_request(baton_pb2.GenerateRequest(text="a", session_id="s", keep_for_s=0.0, done=True))
     chat = chat_request(baton_pb2.ChatRequest(session_id="s", keep_for_s=0.0, done=True))
     for request in (generate, chat):
@@ -73,7 +73,7 @@ def test_the_fields_of_both_calls_over_grpc_arrive() -> None:
     assert generate_request(baton_pb2.GenerateRequest(text="a")).keep_for_s is None
 
 
-def test_a_worker_does_not_learn_the_clients_name_of_it() -> None:
+def test_worker_does_not_learn_the_clients_name_of_it() -> None:
     message = kept_session_message(kept_session("agent-of-ann", "", b"", "", keep_for_s=2.0, done=True))
     assert message is not None
     assert (message.keep_for_s, message.done, message.name) == (2.0, True, "")
@@ -99,7 +99,7 @@ async def test_both_workers_and_the_trace_have_the_session_of_a_request(
     assert root.attributes["gen_ai.conversation.id"] == "agent-7"
 
 
-async def test_a_request_of_no_session_sends_none(stack: Stack) -> None:
+async def test_request_of_no_session_sends_none(stack: Stack) -> None:
     await stack.generate(max_tokens=2)
     assert not (await stack.prefill.received("prefill")).HasField("kept_session")
     assert not (await stack.decode.received("start")).HasField("kept_session")

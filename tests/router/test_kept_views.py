@@ -52,7 +52,7 @@ class Change:
         return self.cluster.snapshot(self.prompt(), number)
 
 
-def test_views_that_were_kept_say_what_new_ones_would_say() -> None:
+def test_kept_views_equal_new_ones() -> None:
     for seed in range(10):
         kept, always_new = Change(Cluster(), seed), Change(Cluster(), seed)
         for number in range(80):
@@ -62,7 +62,7 @@ def test_views_that_were_kept_say_what_new_ones_would_say() -> None:
             assert _without_age(kept.next(number)) == _without_age(new), f"seed {seed}, change {number}, {before}"
 
 
-def test_a_prompt_that_was_just_sent_counts_before_the_worker_reports_it() -> None:
+def test_prompt_that_was_just_sent_counts_before_the_worker_reports_it() -> None:
     cluster = Change(Cluster(), 0).cluster
     request = PlacementRequest(F, 32, 321, 16, 1)
     policy = make_policy(strategy=Strategy.CACHE_AWARE)

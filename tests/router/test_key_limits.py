@@ -22,7 +22,7 @@ def refusal(meter: KeyMeter, now: float) -> RateLimited | None:
     return None
 
 
-def test_no_minute_has_more_requests_than_two_minutes_allow_and_no_hour_more_than_its_own() -> None:
+def test_requests_of_any_minute_are_at_most_twice_the_limit() -> None:
     for seed in range(200):
         draw = random.Random(seed)
         allowed, now = draw.randint(1, 100), 0.0
@@ -38,7 +38,7 @@ def test_no_minute_has_more_requests_than_two_minutes_allow_and_no_hour_more_tha
         assert len(taken) <= allowed + allowed * now / 60 + 1
 
 
-def test_client_is_let_in_when_told_and_no_earlier() -> None:
+def test_client_is_admitted_at_the_stated_time_and_no_earlier() -> None:
     for seed in range(200):
         draw = random.Random(seed)
         limits = KeyLimits(requests_per_minute=draw.randint(1, 600), tokens_per_minute=draw.randint(1, 10_000))
@@ -71,7 +71,7 @@ def test_tokens_of_prompts_and_answers_are_one_account() -> None:
     meter.charge_prompt(2, 5.2)
 
 
-def test_a_prompt_longer_than_any_minute_needs_a_full_one() -> None:
+def test_prompt_longer_than_any_minute_needs_a_full_one() -> None:
     meter = KeyMeter("a", KeyLimits(tokens_per_minute=60), 0.0)
     meter.charge_prompt(200, 0.0)
     with pytest.raises(RateLimited) as refused:
@@ -80,7 +80,7 @@ def test_a_prompt_longer_than_any_minute_needs_a_full_one() -> None:
     meter.charge_prompt(200, 200.0)
 
 
-def test_as_many_at_once_as_allowed() -> None:
+def test_concurrent_requests_reach_their_limit() -> None:
     meter = KeyMeter("a", KeyLimits(concurrency=3, requests_per_minute=100), 0.0)
     for _ in range(3):
         meter.begin(0.0)
@@ -91,7 +91,7 @@ def test_as_many_at_once_as_allowed() -> None:
     meter.begin(0.0)  # refusals have taken nothing of the minute
 
 
-def test_keys_have_accounts_of_their_own_and_new_limits_hold_at_once() -> None:
+def test_keys_have_separate_accounts_and_new_limits_apply_immediately() -> None:
     meters, tight = KeyMeters(), KeyLimits(requests_per_minute=1)
     for tenant in ("a", "b"):
         meters.begin(tenant, tight, 0.0)
@@ -103,7 +103,7 @@ def test_keys_have_accounts_of_their_own_and_new_limits_hold_at_once() -> None:
     meters.begin("a", wide, 2.0)
 
 
-def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
+def test_stopped_or_reversed_clock_adds_nothing() -> None:
     bucket = Bucket(60, 100.0)
     bucket.take(60, 100.0)
     assert bucket.level(100.0) == bucket.level(50.0) == bucket.level(100.0) == 0.0
@@ -123,7 +123,7 @@ def test_bucket_fills_evenly_and_keeps_its_level_when_its_limit_changes() -> Non
     assert bucket.wait_s(20, 1002.0) == 15.0
 
 
-def test_new_limit_is_charged_what_peers_let_through_within_a_minute() -> None:
+def test_new_limit_is_charged_for_peers_requests_of_the_last_minute() -> None:
     meter = KeyMeter("a", KeyLimits(), 0.0)
     meter.taken_elsewhere(3, 30, 0.0)
     meter.taken_elsewhere(4, 40, 50.0)
@@ -160,7 +160,7 @@ def test_charge_elsewhere_counts_for_a_key_not_yet_seen_here_for_a_minute() -> N
                 meters.begin("a", LIMITED, pause_s)
 
 
-def test_requests_that_are_active_elsewhere_count_as_long_as_they_are() -> None:
+def test_active_requests_of_other_routers_count_while_active() -> None:
     meters = KeyMeters()
     meters.begin("a", LIMITED, 0.0)
     meters.active_on_peers({"a": 7})
@@ -170,7 +170,7 @@ def test_requests_that_are_active_elsewhere_count_as_long_as_they_are() -> None:
     meters.begin("a", LIMITED, 0.0)
 
 
-def test_a_router_tells_what_it_let_through_itself_and_nothing_of_others() -> None:
+def test_router_reports_its_own_admissions_only() -> None:
     meters = KeyMeters()
     meters.taken_elsewhere("b", 5, 5, 0.0)
     first, _ = meters.begin("a", LIMITED, 0.0), meters.begin("a", LIMITED, 0.0)
@@ -217,7 +217,7 @@ async def two() -> Pair:
     return pair
 
 
-async def test_requests_a_minute_at_two_routers_are_those_of_one(two: Pair) -> None:
+async def test_two_routers_together_keep_requests_per_minute(two: Pair) -> None:
     """Ten times as many are tried as are allowed, at both. A minute's worth is there at first, and one flows in."""
     limits, draw, began = KeyLimits(requests_per_minute=120), random.Random(1), 0
     beginning = two.now
@@ -231,7 +231,7 @@ async def test_requests_a_minute_at_two_routers_are_those_of_one(two: Pair) -> N
     assert 240 * 0.95 <= began <= 240 + 4
 
 
-async def test_a_burst_at_both_at_once_is_paid_back(two: Pair) -> None:
+async def test_burst_at_two_routers_is_paid_back(two: Pair) -> None:
     limits, began, beginning = KeyLimits(requests_per_minute=60), 0, two.now
     while two.now < beginning + 120:
         for router in (0, 1):
@@ -242,7 +242,7 @@ async def test_a_burst_at_both_at_once_is_paid_back(two: Pair) -> None:
     assert began <= 60 + 120 + 4, "a minute's worth at first, and one for every minute"
 
 
-async def test_tokens_a_minute_at_two_routers_are_those_of_one(two: Pair) -> None:
+async def test_two_routers_together_keep_tokens_per_minute(two: Pair) -> None:
     limits, charged, beginning = KeyLimits(tokens_per_minute=6000), 0, two.now
     while two.now < beginning + 60:
         for router in (0, 1):
@@ -254,7 +254,7 @@ async def test_tokens_a_minute_at_two_routers_are_those_of_one(two: Pair) -> Non
     assert 12_000 * 0.95 <= charged <= 12_000 + 4 * 100
 
 
-async def test_at_once_no_more_than_at_one_router_once_they_have_heard(two: Pair) -> None:
+async def test_two_routers_together_keep_the_concurrency_limit_after_an_exchange(two: Pair) -> None:
     limits = KeyLimits(concurrency=8)
     running = []
     for _ in range(40):

@@ -16,14 +16,14 @@ def keep(known: KnownPrompts, *parts: str) -> None:
     known.keep(keys, [ONE] * (len(parts) - len(known.find(keys))))
 
 
-def test_a_prompt_is_known_as_far_as_it_begins_like_an_earlier_one() -> None:
+def test_prompt_is_known_up_to_its_common_prefix() -> None:
     known = KnownPrompts(1 << 20)
     keep(known, "a", "b", "c")
     assert [kept(known, *parts) for parts in ("abcd", "abd", "ac", "b", "")] == [3, 2, 1, 0, 0]
     assert known.find(part_keys(ROOT, False, "ab")) == [ONE, ONE]
 
 
-def test_the_same_text_in_other_parts_is_unknown() -> None:
+def test_same_text_in_other_parts_is_unknown() -> None:
     known = KnownPrompts(1 << 20)
     keep(known, "ab", "c")
     assert kept(known, "a", "bc") == kept(known, "abc") == 0
@@ -43,7 +43,7 @@ def test_equal_beginnings_are_kept_once() -> None:
     assert known.memory_bytes == 3 * BYTES
 
 
-def test_the_end_of_the_oldest_prompt_is_given_up_first() -> None:
+def test_end_of_the_oldest_prompt_is_evicted_first() -> None:
     known = KnownPrompts(5 * BYTES)
     keep(known, "a", "b", "c")
     keep(known, "x", "y", "z")
@@ -51,7 +51,7 @@ def test_the_end_of_the_oldest_prompt_is_given_up_first() -> None:
     assert known.memory_bytes == 5 * BYTES
 
 
-def test_a_prompt_that_is_asked_for_again_is_kept_longer() -> None:
+def test_repeated_prompt_is_kept_longer() -> None:
     known = KnownPrompts(4 * BYTES)
     keep(known, "a", "b")
     keep(known, "x", "y")

@@ -40,7 +40,7 @@ async def test_worker_with_the_prefix_is_found_among_all() -> None:
     assert len(found.decision.workers) <= 2 * (HOLDERS + OTHERS)
 
 
-async def test_the_one_worker_with_room_is_found_though_it_was_not_looked_at() -> None:
+async def test_one_worker_with_room_is_found_though_it_was_not_looked_at() -> None:
     cluster = large_cluster(slots=0)
     assert all(view.endpoint != "d199" for view in cluster.snapshot(HASHES, turn=REQUEST.turn))
     assert (await admitted(cluster)).placement.decode == "d199"
@@ -58,7 +58,7 @@ def test_workers_that_drain_or_go_are_not_looked_at() -> None:
     assert cluster.available == 2 * WORKERS - 3
 
 
-def test_snapshot_shows_the_hits_of_all_its_workers_after_a_prefix_is_cached_everywhere() -> None:
+def test_snapshot_shows_hits_of_all_workers_after_a_prefix_is_cached_everywhere() -> None:
     cluster = large_cluster()
     for worker in cluster.workers:
         cluster.caches.assume(worker.endpoint, HASHES[:4], 1000)

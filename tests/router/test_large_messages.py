@@ -76,13 +76,13 @@ async def test_too_much_is_refused_by_its_field(name: str) -> None:
     assert refused.value.field == field
 
 
-async def test_message_within_bounds_comes_through_without_unknown_fields() -> None:
+async def test_bounded_message_round_trips_without_unknown_fields() -> None:
     message = baton_pb2.GenerateRequest(token_ids=baton_pb2.TokenIds(ids=[*range(100_000)]), cache_salt="a")
 
     assert await prevalidated(message.SerializeToString() + UNKNOWN * 100_000) == message
 
 
-async def test_bytes_that_are_no_text_are_named_there_too() -> None:
+async def test_invalid_utf8_is_named_by_the_process() -> None:
     with pytest.raises(InvalidArgument) as refused:
         await prevalidated(bytes([3 << 3 | 2, 2, 0x68, 0x80]))
 
@@ -95,7 +95,7 @@ async def test_without_help_a_large_message_is_refused_for_now(failure: Exceptio
         await Prevalidation(InThisProcess(failure))(Unparsed(baton_pb2.GenerateRequest, b""))
 
 
-def test_only_what_is_small_and_whole_is_parsed_at_once() -> None:
+def test_only_small_complete_messages_are_parsed_in_place() -> None:
     parse = small_parser(baton_pb2.GenerateRequest)
 
     assert parse(request().SerializeToString()) == request()
@@ -111,7 +111,7 @@ async def refusal(stack: Stack, data: bytes) -> grpc.aio.AioRpcError:
     return refused.value
 
 
-async def test_a_running_router_looks_at_large_messages_elsewhere_and_at_larger_ones_not_at_all(stack: Stack) -> None:
+async def test_router_parses_large_messages_elsewhere_and_rejects_larger_ones(stack: Stack) -> None:
     await stack.ready()
     assert stack.router.prevalidation.prevalidated == 0
 
@@ -125,7 +125,7 @@ async def test_a_running_router_looks_at_large_messages_elsewhere_and_at_larger_
     assert stack.router.prevalidation.prevalidated == 2
 
 
-async def test_a_token_id_out_of_range_is_named_in_a_long_prompt_too(stack: Stack) -> None:
+async def test_token_id_out_of_range_is_named_in_a_long_prompt_too(stack: Stack) -> None:
     stack.prefill.info.model.max_model_len = stack.decode.info.model.max_model_len = 1 << 15
     await stack.ready()
     token_ids = [5] * 10_000 + [1 << 20]

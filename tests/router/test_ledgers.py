@@ -14,7 +14,7 @@ from baton.router.types.placement import UNMEASURED
 from baton.router.types.request import session_of
 
 
-def test_a_worker_that_was_not_measured_is_taken_to_be_typical() -> None:
+def test_unmeasured_worker_is_assumed_typical() -> None:
     rates = RateLedger()
     assert rates.of("a") == UNMEASURED
     rates.computed("a", tokens=5000, chunks_ms=1000.0)
@@ -22,7 +22,7 @@ def test_a_worker_that_was_not_measured_is_taken_to_be_typical() -> None:
     assert rates.of("b").prefill_tokens_per_s == pytest.approx(5000)
 
 
-def test_a_first_short_prompt_does_not_make_a_worker_slow() -> None:
+def test_first_short_prompt_does_not_make_a_worker_slow() -> None:
     ledger = RateLedger()
     for _ in range(5):
         ledger.computed("old", 1500, 75.0)
@@ -30,7 +30,7 @@ def test_a_first_short_prompt_does_not_make_a_worker_slow() -> None:
     assert ledger.of("restarted").prefill_tokens_per_s > 0.33 * ledger.of("old").prefill_tokens_per_s
 
 
-def test_a_worker_that_was_slow_once_is_typical_again_after_many_prompts_of_others() -> None:
+def test_briefly_slow_worker_is_typical_again_after_many_prompts_of_others() -> None:
     ledger = RateLedger()
     for _ in range(5):
         ledger.computed("old", 1500, 75.0)
@@ -42,7 +42,7 @@ def test_a_worker_that_was_slow_once_is_typical_again_after_many_prompts_of_othe
     assert ledger.of("stood still").prefill_tokens_per_s == pytest.approx(20_000.0, rel=0.05)
 
 
-def test_workers_that_are_measured_all_the_time_keep_the_rates_that_they_have() -> None:
+def test_continuously_measured_workers_keep_their_rates() -> None:
     ledger = RateLedger()
     for _ in range(200):
         for index in range(3):
@@ -52,13 +52,13 @@ def test_workers_that_are_measured_all_the_time_keep_the_rates_that_they_have() 
     assert ledger.of("slow").prefill_tokens_per_s == pytest.approx(2_000.0, rel=0.15)
 
 
-def test_a_prompt_of_which_nothing_was_computed_tells_nothing() -> None:
+def test_prompt_of_which_nothing_was_computed_tells_nothing() -> None:
     rates = RateLedger()
     rates.computed("a", 0, 3.0)
     assert rates.of("a") == UNMEASURED
 
 
-def test_the_gap_between_tokens_grows_as_measured_with_what_is_in_flight() -> None:
+def test_token_gap_grows_as_measured_with_requests_in_flight() -> None:
     rates = RateLedger()
     for tokens in (1000, 20_000, 5000, 40_000):
         rates.stepped("a", tokens, 10.0 + tokens / 1000)
@@ -76,7 +76,7 @@ def test_neither_gap_nor_slope_is_ever_negative(measured: list[tuple[int, float]
     assert rates.of("a").token_gap_ms_per_token >= 0
 
 
-def test_steps_between_two_reports_give_the_gap_while_there_is_work() -> None:
+def test_steps_between_reports_give_the_gap_of_a_busy_worker() -> None:
     rates = RateLedger()
     rates.reported("a", steps=100, is_running=True, tokens_in_flight=0, now=1.0)
     rates.reported("a", steps=101, is_running=True, tokens_in_flight=0, now=1.01)  # too soon to tell
@@ -98,7 +98,7 @@ def test_links_and_bytes_of_kv_are_as_workers_say() -> None:
     assert rates.of("d").links_gb_per_s == {}
 
 
-def test_a_next_turn_goes_on_from_the_end_of_a_prompt_and_others_part_midway() -> None:
+def test_next_turn_continues_a_prompt_and_others_branch_in_it() -> None:
     fan_out = PrefixFanOut()
     fan_out.placed([b"s", b"1", b"2", b"3"], 0)
     assert fan_out.behind([b"s", b"1", b"2", b"3", b"4"], 4) == 0
@@ -120,7 +120,7 @@ def test_branches_behind_the_end_of_a_prompt_are_counted() -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(0, 9)), max_size=40))
-def test_sums_of_charges_are_those_of_what_was_not_given_back(changes: list[tuple[int, bool, int]]) -> None:
+def test_sums_of_charges_equal_the_unreleased_ones(changes: list[tuple[int, bool, int]]) -> None:
     charges, kept = Charges(), dict[int, AttemptCharge]()
     for attempt_id, is_taken, size in changes:
         if is_taken:
@@ -157,13 +157,13 @@ def test_large_cluster_offers_the_best_and_in_turn_all_others() -> None:
     assert {worker for each in shared for worker in each} == set(workers)
 
 
-def test_a_session_is_named_by_a_header() -> None:
+def test_session_is_named_by_a_header() -> None:
     assert session_of([("other", "x"), ("x-session-id", "abc")]) == "abc"
     assert session_of([("x-session-id", b"binary")]) == ""
     assert session_of([]) == ""
 
 
-def test_a_decode_worker_says_itself_how_fast_it_computes_prompts() -> None:
+def test_decode_worker_says_itself_how_fast_it_computes_prompts() -> None:
     rates = RateLedger()
     rates.computed("p", 1000, 100.0)
     rates.reported_prefill("d", None, None)

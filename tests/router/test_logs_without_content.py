@@ -48,14 +48,14 @@ async def begun(stack: Stack, **sampling: Any) -> tuple[Any, int]:
     return call, attempt_id
 
 
-async def test_a_worker_that_says_another_token_than_before(stack: Stack) -> None:
+async def test_worker_that_says_another_token_than_before(stack: Stack) -> None:
     call, attempt_id = await begun(stack)
     stack.pair.step(attempt_id, 1, list(ANSWER[1:]))
     stack.pair.step(attempt_id, 0, list(OTHER))
     await ends(stack, call, grpc.StatusCode.INTERNAL)
 
 
-async def test_a_worker_that_does_not_repeat_what_another_has_said(stack: Stack) -> None:
+async def test_worker_that_contradicts_earlier_tokens_is_logged_without_content(stack: Stack) -> None:
     call, attempt_id = await begun(stack)
     stack.decode.fail(attempt_id, session_pb2.FAILURE_REASON_DRAINING)
     again = (await stack.decode.received("start", 2)).attempt_id
@@ -70,20 +70,20 @@ async def test_tokens_past_the_end_of_one_of_two_choices(stack: Stack) -> None:
     await ends(stack, call, grpc.StatusCode.INTERNAL)
 
 
-async def test_a_worker_whose_message_quotes_the_answer(stack: Stack) -> None:
+async def test_worker_error_quoting_the_answer_is_logged_without_content(stack: Stack) -> None:
     call, attempt_id = await begun(stack)
     message = 'grammar: token "secret" does not fit'
     stack.decode.fail(attempt_id, session_pb2.FAILURE_REASON_INVALID, message)
     await ends(stack, call, grpc.StatusCode.INVALID_ARGUMENT)
 
 
-async def test_a_prompt_with_a_token_that_there_is_not(stack: Stack) -> None:
+async def test_prompt_with_an_unknown_token_is_logged_without_content(stack: Stack) -> None:
     await stack.ready()
     message = baton_pb2.GenerateRequest(token_ids=baton_pb2.TokenIds(ids=[1, 203_000_213]))
     await ends(stack, stack.stub.Generate(message, timeout=10.0), grpc.StatusCode.INVALID_ARGUMENT)
 
 
-async def test_a_chat_that_the_template_refuses(stack: Stack) -> None:
+async def test_chat_that_the_template_refuses(stack: Stack) -> None:
     await stack.ready()
     message = baton_pb2.ChatRequest(messages=[baton_pb2.ChatMessage(role="bad", content=PROMPT)])
     await ends(stack, stack.stub.Chat(message, timeout=10.0), grpc.StatusCode.INVALID_ARGUMENT)

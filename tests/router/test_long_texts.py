@@ -88,12 +88,12 @@ def test_text_cut_between_words_has_the_tokens_of_the_whole(pattern: str, text: 
 
 
 @pytest.mark.parametrize("name", ["spaces_first", "spaces_always", "sentence_piece", "unigram"])
-def test_tokenizer_that_sees_across_words_is_not_cut_between_them(name: str) -> None:
+def test_tokenizer_with_patterns_across_words_is_not_cut_between_them(name: str) -> None:
     assert not find_marks(trained(name), None).cuts_words
 
 
 @pytest.mark.parametrize("pattern", [r"(?<=a) b|\S+|\s+", r"\S+ \S+|\S+|\s+", r"^\S+|\S+|\s+", r"\S+$|\S+|\s+"])
-def test_tokenizer_whose_pattern_looks_around_is_not_cut_between_words(pattern: str) -> None:
+def test_tokenizer_with_lookaround_is_not_cut_between_words(pattern: str) -> None:
     assert not find_marks(split_by(pattern), None).cuts_words
 
 
@@ -106,7 +106,7 @@ def test_tokenizer_whose_pattern_looks_around_is_not_cut_between_words(pattern: 
         AddedToken("word", lstrip=True, normalized=False),
     ],
 )
-def test_tokenizer_with_a_token_across_words_is_not_cut_between_them(token: AddedToken) -> None:
+def test_tokenizer_with_tokens_across_words_is_not_cut_between_them(token: AddedToken) -> None:
     tokenizer = split_by(GPT_2)
     tokenizer.add_tokens([token])
     assert not find_marks(tokenizer, None).cuts_words

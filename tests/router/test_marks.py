@@ -27,22 +27,22 @@ def marked(marks: Marks) -> set[str]:
     return {text for text in candidates if marks.pattern.fullmatch(text)}
 
 
-def test_tokens_that_are_found_whatever_is_around_them_are_marks() -> None:
+def test_tokens_found_in_any_context_are_marks() -> None:
     assert marked(find_marks(tokenizer_with("<a>", "<b>"), None)) == {"<a>", "<b>"}
 
 
 @pytest.mark.parametrize("other", ["<abc>>", "x<abc>", "bc", "c>y", "y<a", "<abc>"])
-def test_a_token_that_another_one_may_lie_across_is_no_mark(other: str) -> None:
+def test_token_that_others_may_overlap_is_no_mark(other: str) -> None:
     added = [AddedToken("<abc>", normalized=False), AddedToken(other, normalized=False)]
     assert ("<abc>" in marked(find_marks(tokenizer_with(*added), None))) == (other == "<abc>")
 
 
-def test_a_token_that_may_lie_across_a_second_one_is_no_mark() -> None:
+def test_token_that_may_overlap_a_second_one_is_no_mark() -> None:
     assert find_marks(tokenizer_with("aba"), None) is UNCUT
 
 
 @pytest.mark.parametrize("token", [AddedToken("<a>", single_word=True), AddedToken("<a>", normalized=True)])
-def test_a_token_that_depends_on_the_text_around_it_is_no_mark(token: AddedToken) -> None:
+def test_context_dependent_token_is_no_mark(token: AddedToken) -> None:
     assert find_marks(tokenizer_with(token), None) is UNCUT
 
 
@@ -51,13 +51,13 @@ def test_marks_of_each_family_of_tokenizers(name: str) -> None:
     assert marked(find_marks(trained(name), None)) == {TURN, END, BEGIN, "<left>", "<right>", "<both>"}
 
 
-def test_a_tokenizer_that_draws_lots_has_no_marks() -> None:
+def test_tokenizer_that_draws_lots_has_no_marks() -> None:
     tokenizer = tokenizer_with("<a>")
     tokenizer.model.dropout = 0.5
     assert find_marks(tokenizer, None) is UNCUT
 
 
-def test_a_tokenizer_that_repeats_the_text_has_no_marks() -> None:
+def test_tokenizer_that_repeats_the_text_has_no_marks() -> None:
     tokenizer = tokenizer_with("<a>")
     tokenizer.post_processor = processors.TemplateProcessing("$A $A", "$A $B", [])
     assert find_marks(tokenizer, None) is UNCUT
@@ -87,7 +87,7 @@ def test_parts_are_of_a_size_and_end_with_marks() -> None:
     assert [text[part.begin : part.end] for part in marks.parts(text)] == [f"a{end}bcd{end}", f"e{end}"]
 
 
-def test_a_longer_text_has_the_parts_of_its_beginning() -> None:
+def test_longer_text_has_the_parts_of_its_prefix() -> None:
     found = find_marks(byte_level(), None)
     marks = Marks(found.pattern, found.before, found.after, part_characters=4)
     text = "<|end|>ab<|end|>cdefg<|<|end|>hij<|end" * 5
@@ -96,6 +96,6 @@ def test_a_longer_text_has_the_parts_of_its_beginning() -> None:
         assert whole[: len(shorter) - 1] == shorter[:-1]
 
 
-def test_a_text_without_marks_is_one_part() -> None:
+def test_text_without_marks_is_one_part() -> None:
     assert UNCUT.parts("<|end|>" * 1000) == [TextPart(0, 0, 7000)]
     assert find_marks(byte_level(), None).parts("x" * 10_000) == [TextPart(0, 0, 10_000)]

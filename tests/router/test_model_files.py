@@ -51,7 +51,7 @@ def test_typical_p_counts_with_do_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_a_repetition_penalty_counts_for_greedy_decoding_too(tmp_path: Path, do_sample: bool) -> None:
+def test_repetition_penalty_counts_for_greedy_decoding_too(tmp_path: Path, do_sample: bool) -> None:
     defaults = read_generation_defaults(write(tmp_path, {"do_sample": do_sample, "repetition_penalty": 1.25}))
     assert defaults.repetition_penalty == 1.25
 
@@ -59,13 +59,13 @@ def test_a_repetition_penalty_counts_for_greedy_decoding_too(tmp_path: Path, do_
 @pytest.mark.parametrize(
     "generation", [{"eos_token_id": "x"}, {"do_sample": True, "top_p": "x"}, {"repetition_penalty": 0}]
 )
-def test_a_broken_generation_config_is_named(tmp_path: Path, generation: dict[str, Any]) -> None:
+def test_broken_generation_config_is_named(tmp_path: Path, generation: dict[str, Any]) -> None:
     with pytest.raises(ModelFolderError):
         read_generation_defaults(write(tmp_path, generation))
 
 
 @pytest.mark.parametrize(("config", "family"), [({"model_type": "qwen3"}, "qwen3"), ({}, ""), ({"model_type": 3}, "")])
-def test_the_family_is_what_the_configuration_says(tmp_path: Path, config: dict[str, Any], family: str) -> None:
+def test_family_is_read_from_the_configuration(tmp_path: Path, config: dict[str, Any], family: str) -> None:
     assert read_family(write(tmp_path, None, config)) == family
 
 
@@ -73,7 +73,7 @@ def test_without_a_configuration_the_family_is_not_known(tmp_path: Path) -> None
     assert read_family(tmp_path) == ""
 
 
-def test_templates_render_as_transformers_renders_them() -> None:
+def test_templates_render_like_transformers() -> None:
     source = (
         "{%- for m in messages %}\n  {% if loop.index > 9 %}{% break %}{% endif %}\n"
         "[{{ m['role'] }}] {{ m | tojson }}\n"
@@ -87,7 +87,7 @@ def test_templates_render_as_transformers_renders_them() -> None:
     assert rendered(ChatTemplate(source, {"eos_token": "</s>"}), CONVERSATION) == theirs[0][0]
 
 
-def test_thoughts_have_the_name_that_a_template_reads_and_dates_are_of_today_as_in_transformers() -> None:
+def test_thoughts_and_dates_of_a_template_equal_transformers() -> None:
     source = (
         "{{ strftime_now('%Y-%m-%d') }} {{ reasoning_effort }} {% for message in messages %}"
         "{{ message.thinking or '-' }} {% endfor %}"
@@ -101,7 +101,7 @@ def test_thoughts_have_the_name_that_a_template_reads_and_dates_are_of_today_as_
     assert rendered(ChatTemplate(source, {}), thoughts, options={"reasoning_effort": "low"}) == theirs[0][0]
 
 
-def test_a_template_may_refuse_messages_but_reach_nothing(tmp_path: Path) -> None:
+def test_template_may_refuse_messages_but_reach_nothing(tmp_path: Path) -> None:
     template = chat_template_of(read_tokenizer(write_model_folder(tmp_path)))
     assert template is not None
     with pytest.raises(TemplateRefused, match="no such role"):
@@ -110,7 +110,7 @@ def test_a_template_may_refuse_messages_but_reach_nothing(tmp_path: Path) -> Non
         rendered(ChatTemplate("{{ messages.__class__.__mro__ }}", {}), CONVERSATION)
 
 
-def test_an_option_that_a_template_does_not_read_is_refused() -> None:
+def test_option_that_a_template_does_not_read_is_refused() -> None:
     source = "{% set style = style if style is defined else 'plain' %}{{ style }}{{ eos_token }}{{ messages|length }}"
     template = ChatTemplate(source, {"eos_token": "</s>"})
 
@@ -121,7 +121,7 @@ def test_an_option_that_a_template_does_not_read_is_refused() -> None:
             rendered(template, CONVERSATION, options={"style": "odd", name: "x"})
 
 
-def test_the_template_file_wins_over_the_config(tmp_path: Path) -> None:
+def test_template_file_wins_over_the_config(tmp_path: Path) -> None:
     write_model_folder(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("file")
     template = chat_template_of(read_tokenizer(tmp_path))
@@ -147,7 +147,7 @@ def test_checkpoint_without_default_template_refuses_chats_without_tools(tmp_pat
         rendered(template, (Message("user", "hi"),))
 
 
-async def test_every_kind_of_prompt_becomes_tokens(tmp_path: Path) -> None:
+async def test_every_kind_of_prompt_is_tokenised(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_model_folder(tmp_path))
     assert await tokenizer.prompt_tokens(TokenPrompt([1, 2])) == (1, 2)
     text = await tokenizer.prompt_tokens(TextPrompt("hi"))
@@ -157,7 +157,7 @@ async def test_every_kind_of_prompt_becomes_tokens(tmp_path: Path) -> None:
     tokenizer.close()
 
 
-async def test_a_text_far_too_long_is_known_by_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_text_far_too_long_is_known_by_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = load_tokenizer(write_model_folder(tmp_path))
     encoded: list[int] = []
     encode = tokenizer.reader._encode
@@ -176,7 +176,7 @@ async def test_a_text_far_too_long_is_known_by_its_beginning(tmp_path: Path, mon
     tokenizer.close()
 
 
-async def test_a_text_a_little_too_long_is_counted_whole(tmp_path: Path) -> None:
+async def test_text_a_little_too_long_is_counted_whole(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_model_folder(tmp_path))
     with pytest.raises(TextTooLong, match=r"^100 tokens$"):
         await tokenizer.prompt_tokens(TextPrompt("x" * 100), most_tokens=20)
@@ -184,7 +184,7 @@ async def test_a_text_a_little_too_long_is_counted_whole(tmp_path: Path) -> None
     tokenizer.close()
 
 
-async def test_a_model_without_a_template_refuses_to_chat(tmp_path: Path) -> None:
+async def test_model_without_a_template_refuses_to_chat(tmp_path: Path) -> None:
     write_model_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     tokenizer = load_tokenizer(tmp_path)
@@ -193,12 +193,12 @@ async def test_a_model_without_a_template_refuses_to_chat(tmp_path: Path) -> Non
     tokenizer.close()
 
 
-def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+def test_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="there is no tokenizer"):
         load_tokenizer(tmp_path)
 
 
-def test_the_router_does_not_import_torch(tmp_path: Path) -> None:
+def test_router_does_not_import_torch(tmp_path: Path) -> None:
     code = (
         "import sys, baton.router.__main__, baton.router.process; from pathlib import Path;"
         "from baton.router.model.served_model import *;"

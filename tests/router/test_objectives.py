@@ -19,7 +19,7 @@ async def test_objectives_of_service_reach_both_workers(stack: Stack) -> None:
 
 
 @SERVICE
-async def test_objectives_of_request_replace_those_of_service(stack: Stack) -> None:
+async def test_objectives_of_a_request_replace_those_of_the_service(stack: Stack) -> None:
     sampling = baton_pb2.SamplingParams(max_tokens=2)
     asked = baton_pb2.GenerateRequest(text="hello", sampling=sampling, ttft_slo_ms=60_000.0)
     chat = baton_pb2.ChatRequest(sampling=sampling, tbt_slo_ms=20.0)
@@ -41,7 +41,7 @@ async def test_readiness_probe_has_no_objectives(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"ttft_slo_ms": 1.0}], indirect=True)
-async def test_first_token_that_is_late_is_wanted_in_negative_time(stack: Stack) -> None:
+async def test_late_first_token_has_a_negative_budget(stack: Stack) -> None:
     await stack.complete()
     stack.decode.report.limit_slots = 0
     await stack.until(lambda status: not any(worker.report.limit_slots for worker in status.workers))

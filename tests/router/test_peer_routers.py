@@ -67,7 +67,7 @@ def two(redis: SharedRedis, clock: Clock) -> tuple[Router, Router]:
     return Router(redis, 0, clock), Router(redis, 1, clock)
 
 
-async def test_a_router_counts_what_another_has_charged_and_expects_what_it_predicts(
+async def test_router_counts_charges_and_predictions_of_another(
     two: tuple[Router, Router],
 ) -> None:
     first, second = two
@@ -81,7 +81,7 @@ async def test_a_router_counts_what_another_has_charged_and_expects_what_it_pred
     assert second.view("p0").hit_blocks == 4
 
 
-async def test_a_router_says_where_and_how_long_it_has_been_there(two: tuple[Router, Router], clock: Clock) -> None:
+async def test_router_says_where_and_how_long_it_has_been_there(two: tuple[Router, Router], clock: Clock) -> None:
     first, second = two
     first.cluster.charge(1, PLACED, REQUEST, CHAIN)
     clock.now += 61.0
@@ -93,7 +93,7 @@ async def test_a_router_says_where_and_how_long_it_has_been_there(two: tuple[Rou
     assert (told.requests, told.tokens) == (1, first.view("p0").tokens_in_flight + first.view("d0").tokens_in_flight)
 
 
-async def test_a_router_hears_which_of_its_streams_another_one_resumed(two: tuple[Router, Router]) -> None:
+async def test_router_learns_which_of_its_streams_another_resumed(two: tuple[Router, Router]) -> None:
     first, second = two
     second.peer_routers.took_over(b"\x00" * 16, 7)
     second.peer_routers.took_over(b"\x09" * 16, 8)
@@ -116,7 +116,7 @@ async def test_released_load_is_heard(two: tuple[Router, Router]) -> None:
     assert second.view("p0").tokens_in_flight == 0
 
 
-async def test_a_router_that_has_gone_counts_no_longer_than_a_second(two: tuple[Router, Router], clock: Clock) -> None:
+async def test_shares_of_an_exited_router_expire_within_a_second(two: tuple[Router, Router], clock: Clock) -> None:
     first, second = two
     first.cluster.charge(1, PLACED, REQUEST, CHAIN)
     await first.peer_routers.exchange()
@@ -171,7 +171,7 @@ def share(number: int, predictions: tuple[Prediction, ...]) -> Share:
     return Share(b"r" * 16, number, {"w": WorkerLoad(tokens=number)}, predictions)
 
 
-def test_each_prediction_is_taken_once_and_an_older_share_not_at_all() -> None:
+def test_each_prediction_is_applied_once_and_older_shares_are_ignored() -> None:
     view = PeerRouterLoads()
     one, two, three = (Prediction(number, "w", CHAIN) for number in (1, 2, 3))
     assert list(view.take(share(5, (one, two)), 0.0)) == [one, two]
@@ -180,7 +180,7 @@ def test_each_prediction_is_taken_once_and_an_older_share_not_at_all() -> None:
     assert view.loads()["w"].tokens == 6
 
 
-def test_a_prediction_is_told_in_three_shares_and_the_oldest_give_way() -> None:
+def test_prediction_is_sent_in_three_shares_and_the_oldest_are_dropped() -> None:
     recent = RecentPredictions(shares=3, max_blocks=10)
     for number in range(4):
         recent.add(f"w{number}", CHAIN, 17)

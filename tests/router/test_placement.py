@@ -25,7 +25,7 @@ def placed(request: PlacementRequest, *workers: WorkerView) -> Placement:
     return outcome
 
 
-def test_the_least_loaded_workers_are_taken() -> None:
+def test_least_loaded_workers_are_chosen() -> None:
     other_prefill = replace(PREFILL, endpoint="p1", tokens_in_flight=5)
     other_decode = replace(DECODE, endpoint="d1", tokens_in_flight=5)
     busy_prefill = replace(PREFILL, tokens_in_flight=6)
@@ -35,25 +35,25 @@ def test_the_least_loaded_workers_are_taken() -> None:
     assert (placement.prefill_candidates, placement.decode_candidates) == (2, 2)
 
 
-def test_a_cached_prefix_outweighs_as_many_tokens_in_flight() -> None:
+def test_cached_prefix_outweighs_as_many_tokens_in_flight() -> None:
     cached = replace(PREFILL, endpoint="p1", hit_blocks=2, tokens_in_flight=7)
     assert placed(REQUEST, PREFILL, cached, DECODE).prefill == "p1"
     assert placed(REQUEST, PREFILL, replace(cached, tokens_in_flight=9), DECODE).prefill == "p0"
 
 
 @pytest.mark.parametrize(("prompt_tokens", "hit_tokens"), [(8, 4), (9, 8), (4, 0), (1, 0)])
-def test_a_hit_ends_before_the_block_of_the_last_prompt_token(prompt_tokens: int, hit_tokens: int) -> None:
+def test_hit_ends_before_the_block_of_the_last_prompt_token(prompt_tokens: int, hit_tokens: int) -> None:
     request = replace(REQUEST, prompt_tokens=prompt_tokens)
     assert request.hit_tokens(replace(PREFILL, hit_blocks=2)) == hit_tokens
 
 
-def test_a_prefill_worker_that_failed_the_request_is_taken_only_without_another() -> None:
+def test_failed_prefill_worker_is_chosen_only_without_another() -> None:
     request = PlacementRequest(F, 32, 64, 1, 1, avoided_prefill=frozenset({"p0"}))
     assert placed(request, PREFILL, DECODE).prefill == "p0"
     assert placed(request, PREFILL, replace(PREFILL, endpoint="p1", tokens_in_flight=9999), DECODE).prefill == "p1"
 
 
-def test_a_request_with_an_adapter_goes_only_where_the_very_same_is_loaded() -> None:
+def test_request_with_an_adapter_is_placed_only_where_it_is_loaded() -> None:
     wanted, other = Adapter("sql", "aa"), Adapter("sql", "bb")
     request = replace(REQUEST, adapter=wanted)
     idle = [PREFILL, DECODE, replace(PREFILL, endpoint="p1", adapters=(other,))]
@@ -75,7 +75,7 @@ def test_equal_workers_take_turns() -> None:
     ("prompt", "most", "choices", "blocks"),
     [(10, 6, 1, 4), (10, 7, 1, 5), (8, 1, 1, 3), (8, 1, 4, 6), (1, 1, 1, 1), (8, 256, 2, 130), (8, 100_000, 2, 130)],
 )
-def test_a_request_is_charged_shared_prompt_blocks_and_answers_of_bounded_length(
+def test_request_is_charged_for_shared_blocks_and_bounded_answers(
     prompt: int, most: int, choices: int, blocks: int
 ) -> None:
     request = replace(REQUEST, prompt_tokens=prompt, max_tokens=most, choices=choices)
@@ -96,7 +96,7 @@ def test_without_a_prefill_worker_the_decode_worker_computes_the_prompt() -> Non
     assert place(REQUEST, [PREFILL], LOCAL) is NoRoom.NO_DECODE_WORKER
 
 
-def test_a_prompt_that_failed_on_every_prefill_worker_is_computed_by_the_decode_worker() -> None:
+def test_prompt_that_failed_on_all_prefill_workers_is_computed_by_decode() -> None:
     request = replace(REQUEST, avoided_prefill=frozenset({"p0"}))
     placement = place(request, [PREFILL, DECODE], LOCAL)
     assert isinstance(placement, Placement)
@@ -106,9 +106,7 @@ def test_a_prompt_that_failed_on_every_prefill_worker_is_computed_by_the_decode_
 @pytest.mark.parametrize(
     ("hit_blocks", "suffix", "local"), [(2, 2, True), (2, 1, False), (1, 5, False), (0, 16, False)]
 )
-def test_a_short_rest_of_a_cached_prompt_is_computed_where_the_prompt_lies(
-    hit_blocks: int, suffix: int, local: bool
-) -> None:
+def test_short_rest_of_a_cached_prompt_is_computed_at_its_cache(hit_blocks: int, suffix: int, local: bool) -> None:
     """Of 10 tokens in blocks of 4. A prompt of which nothing is cached is a prompt like any other, however short."""
     policy = replace(POLICY, local_prefill_tokens=suffix)
     placement = place(REQUEST, [PREFILL, replace(DECODE, hit_blocks=hit_blocks)], policy)

@@ -85,7 +85,7 @@ def test_session_away_from_its_home_costs_patience_and_the_shortest_wait() -> No
     assert AWARE.prefill_costs(request, workers).terms["affinity_ms"] == away
 
 
-def test_decode_costs_the_transfer_that_outlasts_the_prompt_and_the_gaps_of_the_answer() -> None:
+def test_decode_costs_the_exposed_transfer_and_the_gaps_of_the_answer() -> None:
     rates = replace(RATES, kv_bytes_per_token=1e6, links_gb_per_s={"p0": 0.5}, link_gb_per_s=1.0)  # 2 ms, others 1 ms
     workers = [replace(D0, rates=rates, hit_blocks=50), replace(D1, rates=rates, tokens_in_flight=1000)]
     costs = AWARE.decode_costs(REQUEST, workers, replace(P0, tokens_in_flight=10, hit_blocks=40))
@@ -98,7 +98,7 @@ def test_decode_costs_the_transfer_that_outlasts_the_prompt_and_the_gaps_of_the_
     assert near.terms["transfer_ms"] == [0.0, 0.0], "1601 and 3201 ms are hidden by 3201 ms of computing"
 
 
-def test_decode_worker_that_computes_the_prompt_puts_it_behind_those_that_wait() -> None:
+def test_locally_computed_prompt_queues_behind_waiting_ones() -> None:
     busy = replace(D0, pending_prompt_tokens=100, tokens_in_flight=5)
     assert prompt_tokens_per_s(D0) == 1000.0
     assert prompt_tokens_per_s(busy) == CAUTION * 1000.0
@@ -115,7 +115,7 @@ def test_any_work_of_a_decode_worker_slows_its_prompts(state: str) -> None:
     assert prompt_tokens_per_s(replace(P0, **{state: 1})) == 1000.0  # type: ignore[arg-type]
 
 
-def test_local_prefill_needs_a_wait_and_half_of_what_is_above_it() -> None:
+def test_local_prefill_needs_a_wait_and_half_of_the_excess() -> None:
     assert AWARE.local_limit_ms(BUSY_MS, math.inf) is None
     assert AWARE.local_limit_ms(BUSY_MS + 100.0, math.inf) == 100.0 / BUSY_FACTOR
 
@@ -148,7 +148,7 @@ def test_equal_costs_take_turns_and_the_least_one_none() -> None:
     assert [cheapest([3.0, 2.0, 3.0], turn) for turn in range(2)] == [1, 1]
 
 
-def test_preferred_decode_worker_is_taken_though_another_is_idle() -> None:
+def test_preferred_decode_worker_is_chosen_before_an_idle_one() -> None:
     workers = [P0, replace(D0, tokens_in_flight=10**6), D1]
     placed = [place(replace(REQUEST, preferred_decode=name), workers, make_policy()) for name in (None, "d0", "d9")]
     assert [each.decode for each in placed if isinstance(each, Placement)] == ["d1", "d0", "d1"]
@@ -211,7 +211,7 @@ def test_worker_stalls_after_its_time_with_any_work_and_no_step(work: tuple[int,
     assert not progress.stalls(replace(report, steps=8), 100.0 + WITHOUT_A_STEP_S), "its time begins with its work"
 
 
-def test_pair_is_set_aside_at_the_third_failure_and_returns_when_its_time_is_over() -> None:
+def test_pair_is_quarantined_at_the_third_failure_for_a_time() -> None:
     breaker, pair = PairCircuitBreaker(), ("p", "d")
     for _ in range(2):
         breaker.failed(pair, 0.0)
@@ -260,7 +260,7 @@ def test_recent_work_fades_by_e_with_a_window_of_work_given_to_any_worker() -> N
     assert work.of("a") == pytest.approx(1000 / 2.718281828)
 
 
-def test_rates_weigh_measurements_by_what_they_measured_and_fade() -> None:
+def test_rates_weigh_measurements_by_size_and_decay() -> None:
     ratio = Ratio()
     assert ratio.value(unknown=7.0, prior=1.0) == 7.0
     ratio.add(10.0, 1.0)

@@ -50,7 +50,7 @@ def look(prefill: float, decode: float, workers: tuple[int, int] = (2, 2), floor
         (0.7, 1.2, None),  # prefill would have twice of 0.7
     ],
 )
-def test_the_busier_role_gets_a_worker_where_both_are_better_off_then(
+def test_busier_role_gets_a_worker_where_both_are_better_off_then(
     prefill: float, decode: float, to: WorkerRole | None
 ) -> None:
     assert look(prefill, decode).to is to
@@ -94,19 +94,19 @@ def test_pressure_without_a_divisible_part_stays_with_any_number_of_workers() ->
 
 
 @pytest.mark.parametrize(("workers", "prefill", "decode"), [((1, 3), 0.0, 9.0), ((3, 1), 9.0, 0.0)])
-def test_a_role_keeps_its_last_worker(workers: tuple[int, int], prefill: float, decode: float) -> None:
+def test_role_keeps_its_last_worker(workers: tuple[int, int], prefill: float, decode: float) -> None:
     verdict = look(prefill, decode, workers)
     assert verdict.to is None
     assert "cannot give up a worker" in verdict.why
 
 
-def test_time_that_more_workers_would_not_shorten_is_no_reason() -> None:
+def test_irreducible_time_is_no_reason_for_more_workers() -> None:
     """A prompt that takes 3 s on any worker is beyond an SLO of 2 s with as many workers as one likes."""
     assert look(1.6, 0.1).to is WorkerRole.PREFILL
     assert look(1.6, 0.1, floor=1.5).to is None
 
 
-def test_a_change_must_seem_worth_it_for_a_while() -> None:
+def test_change_must_seem_worth_it_for_a_while() -> None:
     planner, busy, calm = Planner(TIMING), situation(2, 2, 0.2, 1.8), situation(2, 2, 0.2, 0.9)
     assert planner.look(busy, 0.0).to is None
     assert planner.look(calm, 4.0).to is None
@@ -119,7 +119,7 @@ def test_nothing_is_decided_while_a_worker_is_on_its_way() -> None:
     assert [planner.look(moving, at).to for at in (0.0, 6.0, 60.0)] == [None] * 3
 
 
-def test_after_a_change_there_is_none_for_a_while() -> None:
+def test_change_is_followed_by_a_pause() -> None:
     planner, busy = Planner(TIMING), situation(4, 2, 0.2, 2.5)
     planner.look(busy, 0.0)
     assert planner.look(busy, 5.0).to is WorkerRole.DECODE
@@ -133,14 +133,14 @@ def situation(prefill_workers: int, decode_workers: int, prefill: float, decode:
 
 
 @pytest.mark.parametrize(("lost", "to"), [(0, WorkerRole.PREFILL), (1, None)])
-def test_a_lost_worker_that_returns_is_not_replaced_by_a_change_of_role(lost: int, to: WorkerRole | None) -> None:
+def test_lost_worker_that_returns_is_not_replaced_by_a_change_of_role(lost: int, to: WorkerRole | None) -> None:
     planner = Planner(TIMING)
     here = replace(situation(2, 3, 1.4, 0.3), prefill_lost=lost)  # with three workers prefill has 0.93
     planner.look(here, 0.0)
     assert planner.look(here, TIMING.hold_s).to is to
 
 
-def test_a_change_that_is_soon_undone_makes_the_next_reversal_wait_twice_as_long() -> None:
+def test_quickly_reversed_change_doubles_the_wait_for_the_next_reversal() -> None:
     planner, changes = Planner(TIMING), list[float]()
     for tick in range(int(3600 / LOOK_S)):
         now = tick * LOOK_S
@@ -274,7 +274,7 @@ def test_worker_that_drained_is_not_expected_back() -> None:
     assert lost.take([worker("decode-0")], 2.0) == {}
 
 
-def test_one_of_two_may_change_and_one_that_is_so_already_need_not() -> None:
+def test_one_of_two_workers_may_change_and_one_of_that_role_need_not() -> None:
     workers = [worker("prefill-0"), worker("prefill-1"), worker("decode-0")]
     assert endpoint_to_change(workers, "prefill-1", WorkerRole.DECODE) == "prefill-1:1"
     assert endpoint_to_change(workers, "decode-0", WorkerRole.DECODE) is None
@@ -295,7 +295,7 @@ def test_otherwise_it_is_refused(workers: list[Worker]) -> None:
         endpoint_to_change(workers, "decode-0", WorkerRole.PREFILL)
 
 
-def test_a_worker_that_nobody_knows_is_not_found() -> None:
+def test_unknown_worker_is_not_found() -> None:
     with pytest.raises(NotFound):
         endpoint_to_change([worker("decode-0")], "decode-7", WorkerRole.PREFILL)
 

@@ -93,7 +93,7 @@ def test_only_suited_workers_with_credit_are_chosen(
 
 @settings(max_examples=60)
 @given(requests, clusters, STRATEGIES)
-def test_the_same_snapshot_gives_the_same_placement_and_is_not_changed(
+def test_same_snapshot_gives_the_same_placement_and_is_not_changed(
     request: PlacementRequest, workers: list[WorkerView], strategy: Strategy
 ) -> None:
     before = [replace(worker) for worker in workers]
@@ -103,14 +103,14 @@ def test_the_same_snapshot_gives_the_same_placement_and_is_not_changed(
 
 
 @pytest.mark.parametrize("strategy", [each for each in Strategy if each is not Strategy.PREFIX_HASH])
-def test_equal_workers_are_all_taken_equally_often(strategy: Strategy) -> None:
+def test_equal_workers_are_chosen_equally_often(strategy: Strategy) -> None:
     workers = [prefill(number) for number in range(5)]
     policy = make_policy(NoPrefillWorker.QUEUE, strategy=strategy)
     taken = Counter(placed(replace(REQUEST, turn=turn), *workers, DECODE, policy=policy).prefill for turn in range(50))
     assert sorted(taken.values()) == [10] * 5
 
 
-def test_round_robin_looks_at_nothing() -> None:
+def test_round_robin_ignores_load_and_cache() -> None:
     policy = make_policy(NoPrefillWorker.QUEUE, strategy=Strategy.ROUND_ROBIN)
     workers = [prefill(0, tokens_in_flight=10**6), prefill(1, hit_blocks=90), prefill(2)]
     assert [placed(replace(REQUEST, turn=turn), *workers, DECODE, policy=policy).prefill for turn in range(4)] == [
@@ -121,7 +121,7 @@ def test_round_robin_looks_at_nothing() -> None:
     ]
 
 
-def test_prompts_that_begin_alike_have_one_home_which_only_its_loss_moves() -> None:
+def test_prompts_with_a_common_prefix_keep_their_worker_until_it_is_lost() -> None:
     policy = make_policy(NoPrefillWorker.QUEUE, strategy=Strategy.PREFIX_HASH)
     workers = [prefill(number) for number in range(8)]
     keys = [bytes([number]) * 32 for number in range(200)]
@@ -133,7 +133,7 @@ def test_prompts_that_begin_alike_have_one_home_which_only_its_loss_moves() -> N
     assert all(fewer[key] == home for key, home in homes.items() if home != "p0")
 
 
-def test_the_early_block_is_the_last_one_within_its_limit() -> None:
+def test_early_block_is_the_last_one_within_its_limit() -> None:
     hashes = [bytes([number]) for number in range(40)]
     assert early_block(hashes, 32) == hashes[31]
     assert early_block(hashes[:3], 32) == hashes[2]
@@ -141,33 +141,33 @@ def test_the_early_block_is_the_last_one_within_its_limit() -> None:
     assert early_block((), 32) == b""
 
 
-def test_a_conversation_stays_where_its_cache_is_though_another_would_be_sooner() -> None:
+def test_conversation_stays_where_its_cache_is_though_another_would_be_sooner() -> None:
     """1600 tokens are cached: 1.6 s to compute again, and 3 s of waiting are less than REUSE_PREMIUM times that."""
     home = prefill(1, hit_blocks=50, tokens_in_flight=3000)
     assert placed(REQUEST, prefill(0), home, DECODE).prefill == "p1"
 
 
-def test_nobody_waits_for_a_cache_much_longer_than_patience() -> None:
+def test_wait_for_a_cache_is_bounded_by_patience() -> None:
     home = prefill(1, hit_blocks=100, tokens_in_flight=1000)
     assert placed(REQUEST, prefill(0), home, DECODE).prefill == "p1"
     overdue = int(MAX_AFFINITY_MS) + 3200 + 1  # at one token a millisecond
     assert placed(REQUEST, prefill(0), replace(home, tokens_in_flight=overdue), DECODE).prefill == "p0"
 
 
-def test_a_prefix_behind_which_many_parted_is_sooner_computed_on_another_worker() -> None:
+def test_prefix_behind_which_many_parted_is_sooner_computed_on_another_worker() -> None:
     home = prefill(1, hit_blocks=20, tokens_in_flight=6000)  # 640 ms again, against 6 s of waiting
     assert REUSE_PREMIUM * 640 > 6000
     assert placed(REQUEST, prefill(0), home, DECODE).prefill == "p1"
     assert placed(REQUEST, prefill(0), replace(home, branches=30), DECODE).prefill == "p0"
 
 
-def test_a_faster_worker_may_have_more_before_it() -> None:
+def test_faster_worker_may_have_more_before_it() -> None:
     fast = replace(prefill(1), rates=WorkerRates(prefill_tokens_per_s=4000.0), tokens_in_flight=4000)
     assert placed(REQUEST, prefill(0), fast, DECODE).prefill == "p1"
     assert placed(REQUEST, prefill(0), replace(fast, tokens_in_flight=10_000), DECODE).prefill == "p0"
 
 
-def test_the_decode_worker_is_the_one_that_ends_the_answer_first() -> None:
+def test_decode_worker_finishing_first_is_chosen() -> None:
     """Tokens come further apart the more is in flight; what is cached need not be transferred."""
     busy = replace(DECODE, tokens_in_flight=500_000)
     other = replace(DECODE, endpoint="d1")
@@ -179,7 +179,7 @@ def test_the_decode_worker_is_the_one_that_ends_the_answer_first() -> None:
 
 
 @pytest.mark.parametrize(("waiting", "local"), [(2_000, False), (60_000, True)])
-def test_a_decode_worker_computes_the_prompt_where_prefill_is_far_busier(waiting: int, local: bool) -> None:
+def test_decode_worker_computes_the_prompt_where_prefill_is_far_busier(waiting: int, local: bool) -> None:
     policy = make_policy(NoPrefillWorker.LOCAL, strategy=Strategy.CACHE_AWARE)
     placement = placed(REQUEST, prefill(0, tokens_in_flight=waiting), DECODE, policy=policy)
     assert (placement.prefill is None) is local
@@ -188,7 +188,7 @@ def test_a_decode_worker_computes_the_prompt_where_prefill_is_far_busier(waiting
     assert queued.prefill == "p0"
 
 
-def test_a_session_stays_on_its_workers_until_they_are_overloaded() -> None:
+def test_session_stays_on_its_workers_until_they_are_overloaded() -> None:
     workers = [prefill(number) for number in range(4)]
     decode = [replace(DECODE, endpoint=f"d{number}") for number in range(4)]
     request = replace(REQUEST, session="mine")

@@ -29,14 +29,14 @@ DECODE = WorkerView("d0", WorkerRole.DECODE, b"f", 100, 8, 0, 0, protocol=POOLIN
 FULL_TOKENS = int(POOLED_AHEAD_MS)  # at one a millisecond
 
 
-def test_a_prefill_worker_is_taken_although_no_decode_worker_has_credit() -> None:
+def test_prefill_worker_is_chosen_without_decode_credit() -> None:
     placement = place(POOLED, [PREFILL, DECODE], POLICY)
     assert isinstance(placement, Placement)
     assert placement.endpoints == ("p0",) and placement.computes_for_others
     assert placement.local_prefill is LocalPrefill.POOLED
 
 
-def test_a_decode_worker_is_taken_where_no_prefill_worker_can_and_those_compute_prompts() -> None:
+def test_decode_worker_computes_a_vector_without_prefill_workers() -> None:
     busy = replace(DECODE, used_blocks=100, limit_blocks=100, used_slots=8, limit_slots=8)
     older = replace(PREFILL, protocol=POOLING_PROTOCOL - 1)
     placement = place(POOLED, [older, busy], LOCAL)
@@ -70,7 +70,7 @@ def test_without_a_worker_that_can_the_reason_is_named(workers: list[WorkerView]
     assert decide(POOLED, workers, POLICY) is reason
 
 
-def test_a_newer_worker_with_much_ahead_is_not_replaced_by_an_older_one() -> None:
+def test_newer_worker_with_much_ahead_is_not_replaced_by_an_older_one() -> None:
     older = replace(PREFILL, endpoint="p1", protocol=POOLING_PROTOCOL - 1)
     busy = replace(PREFILL, tokens_in_flight=FULL_TOKENS)
     decision = decide(POOLED, [older, busy, DECODE], POLICY)
@@ -79,7 +79,7 @@ def test_a_newer_worker_with_much_ahead_is_not_replaced_by_an_older_one() -> Non
     assert excluded(POOLED, decision, DECODE) == "there is no answer to decode"
 
 
-def test_one_that_failed_the_request_is_avoided_while_there_is_another() -> None:
+def test_failed_worker_is_avoided_while_there_is_another() -> None:
     request = replace(POOLED, avoided_prefill=frozenset({"p0"}))
     other = replace(PREFILL, endpoint="p1", tokens_in_flight=5)
     placement = place(request, [PREFILL, other], POLICY)
@@ -97,7 +97,7 @@ async def test_vector_is_charged_on_the_prefill_worker_alone_until_it_is_release
     assert prefill.charges.tokens == 0
 
 
-async def test_answers_that_wait_for_credit_hold_up_no_vector_and_are_not_overtaken_by_it() -> None:
+async def test_answers_waiting_for_credit_neither_block_vectors_nor_are_overtaken() -> None:
     room = Room(slots=1, versions=OWN)
     room.ask(1, 2)
     room.ask(*range(3, 9), request=POOLED)

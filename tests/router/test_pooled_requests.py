@@ -59,7 +59,7 @@ def commands_of(worker: FakeWorker, kind: str) -> int:
     return sum(command.WhichOneof("command") == kind for command in worker.commands)
 
 
-async def test_a_vector_comes_from_the_prefill_worker_alone(stack: Stack) -> None:
+async def test_vector_is_computed_by_the_prefill_worker_alone(stack: Stack) -> None:
     await stack.ready()
     starts, commands = commands_of(stack.decode, "start"), answers(stack)
     made = await embed(stack, "hello there", "again", model="tiny")
@@ -71,7 +71,7 @@ async def test_a_vector_comes_from_the_prefill_worker_alone(stack: Stack) -> Non
     assert charged(stack) == [0, 0] and commands_of(stack.prefill, "cancel") == 0
 
 
-async def test_the_prompt_that_is_named_stands_before_each_text(stack: Stack) -> None:
+async def test_named_prompt_precedes_each_text(stack: Stack) -> None:
     await stack.ready()
     commands = answers(stack)
     await embed(stack, "hello", prompt_name="query")
@@ -95,7 +95,7 @@ async def test_dimensions_are_cut_and_checked(stack: Stack) -> None:
 
 @pytest.mark.parametrize("stopped_pair", [POOLING_PROTOCOL - 1], indirect=True)
 @pytest.mark.parametrize("settings", [{"no_prefill_worker": "reject"}], indirect=True)
-async def test_a_worker_of_an_older_release_is_never_asked(stack: Stack) -> None:
+async def test_worker_of_an_older_release_is_never_asked(stack: Stack) -> None:
     await stack.ready()
     commands = answers(stack)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -105,7 +105,7 @@ async def test_a_worker_of_an_older_release_is_never_asked(stack: Stack) -> None
     assert commands == [] and charged(stack) == [0, 0]
 
 
-async def test_an_attempt_that_failed_is_made_again_and_nothing_stays_charged(stack: Stack) -> None:
+async def test_attempt_that_failed_is_made_again_and_nothing_stays_charged(stack: Stack) -> None:
     await stack.ready()
     commands = answers(stack, failures=2)
     made = await embed(stack, "hello")
@@ -114,7 +114,7 @@ async def test_an_attempt_that_failed_is_made_again_and_nothing_stays_charged(st
     assert charged(stack) == [0, 0]
 
 
-async def test_a_client_that_leaves_frees_the_worker(stack: Stack) -> None:
+async def test_client_that_leaves_frees_the_worker(stack: Stack) -> None:
     await stack.ready()
     stack.pair.manual = True
     sent = commands_of(stack.prefill, "prefill")
@@ -128,7 +128,7 @@ async def test_a_client_that_leaves_frees_the_worker(stack: Stack) -> None:
     assert charged(stack) == [0, 0]
 
 
-async def test_the_first_input_that_is_wrong_is_named_and_ends_the_others(stack: Stack) -> None:
+async def test_first_invalid_input_is_named_and_ends_the_others(stack: Stack) -> None:
     await stack.ready()
     answers(stack)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -143,7 +143,7 @@ async def test_the_first_input_that_is_wrong_is_named_and_ends_the_others(stack:
     assert charged(stack) == [0, 0]
 
 
-async def test_a_prompt_may_be_as_long_as_the_context(stack: Stack) -> None:
+async def test_prompt_may_be_as_long_as_the_context(stack: Stack) -> None:
     await stack.ready()
     answers(stack)
 
@@ -157,7 +157,7 @@ async def test_a_prompt_may_be_as_long_as_the_context(stack: Stack) -> None:
     assert refused.value.details() == "inputs[0]: 129 tokens; at most 128"
 
 
-async def test_a_score_is_the_cosine_of_the_two_vectors(stack: Stack) -> None:
+async def test_score_is_the_cosine_of_the_two_vectors(stack: Stack) -> None:
     await stack.ready()
     answers(stack)
     made = await stack.stub.Score(

@@ -29,7 +29,7 @@ paths = st.text(alphabet="xy", max_size=9)
 
 
 @given(st.lists(st.tuples(st.sampled_from(WORKERS), paths), max_size=12), paths)
-def test_one_walk_finds_what_each_worker_holds(holdings: list[tuple[str, str]], asked: str) -> None:
+def test_one_walk_finds_the_blocks_of_each_worker(holdings: list[tuple[str, str]], asked: str) -> None:
     index, model = PrefixIndex(), {worker: set[bytes]() for worker in WORKERS}
     for worker, path in holdings:
         index.store(worker, chain(path))
@@ -41,7 +41,7 @@ def test_one_walk_finds_what_each_worker_holds(holdings: list[tuple[str, str]], 
 
 
 @given(st.lists(st.tuples(st.sampled_from(["store", "evict", "expect", "settle", "forget"]), paths), max_size=20))
-def test_ready_and_expected_blocks_are_told_apart(steps: list[tuple[str, str]]) -> None:
+def test_ready_and_expected_blocks_are_distinguished(steps: list[tuple[str, str]]) -> None:
     index, ready, in_flight = PrefixIndex(), set[bytes](), dict[str, list[bytes]]()
     index.store("w1", chain("xxxyyy"))
     for what, path in steps:
@@ -80,7 +80,7 @@ def test_predictions_of_other_routers_make_room_for_newer_ones() -> None:
     assert index.hits([name("p1")]).found == {"w0": 1}
 
 
-def test_a_snapshot_replaces_what_was_there_and_keeps_what_is_expected() -> None:
+def test_snapshot_replaces_blocks_and_keeps_expected_ones() -> None:
     index = PrefixIndex()
     index.store("w0", chain("xx"))
     index.expect("w0", 1, chain("xxy"))
@@ -93,7 +93,7 @@ def test_a_snapshot_replaces_what_was_there_and_keeps_what_is_expected() -> None
     assert index.digest("w0") == other.digest("w0")
 
 
-def test_a_place_that_became_free_is_taken_by_the_next_worker_without_a_trace() -> None:
+def test_freed_slot_is_reused_by_the_next_worker_without_a_trace() -> None:
     index = PrefixIndex()
     for worker in WORKERS:
         index.store(worker, chain("xyx"))

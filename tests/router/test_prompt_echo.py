@@ -25,20 +25,20 @@ def check(parts: list[PromptPart], tokens: tuple[int, ...]) -> None:
     assert parts[0].logprobs == () and len(parts[0].token_ids) == 1
 
 
-def test_scores_come_in_parts_after_the_first_token() -> None:
+def test_prompt_scores_are_sent_in_parts_after_the_first_token() -> None:
     echo = PromptEcho(TOKENS, "text", scored=True)
     parts = [*echo.take(scores(1, 9)), *echo.take(scores(9, 1500)), *echo.take(scores(1500, len(TOKENS))), *echo.rest()]
     check(parts, TOKENS)
     assert [part.text for part in parts][:2] == ["text", ""]
 
 
-def test_prompt_repeated_by_another_attempt_is_told_once() -> None:
+def test_prompt_repeated_by_another_attempt_is_sent_once() -> None:
     echo = PromptEcho(TOKENS[:20], "", scored=True)
     parts = [*echo.take(scores(1, 9)), *echo.take(scores(1, 5)), *echo.take(scores(5, 20)), *echo.rest()]
     check(parts, TOKENS[:20])
 
 
-def test_without_scores_the_prompt_is_told_at_once() -> None:
+def test_prompt_without_scores_is_sent_immediately() -> None:
     echo = PromptEcho(TOKENS, "text", scored=False)
     parts = echo.rest()
     assert [len(part.token_ids) for part in parts] == [PART_TOKENS, PART_TOKENS, 7]
@@ -46,7 +46,7 @@ def test_without_scores_the_prompt_is_told_at_once() -> None:
     assert echo.rest() == ()
 
 
-def test_a_prompt_of_one_token_has_no_scores() -> None:
+def test_prompt_of_one_token_has_no_scores() -> None:
     echo = PromptEcho(TOKENS[:1], "t", scored=True)
     assert echo.rest() == (PromptPart(0, TOKENS[:1], "t"),)
     assert echo.rest() == ()

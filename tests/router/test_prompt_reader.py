@@ -82,7 +82,7 @@ def histories(draw: st.DrawFn) -> list[str]:
 @pytest.mark.parametrize("name", SAMPLES)
 @settings(max_examples=60, deadline=None)
 @given(histories(), st.booleans(), st.sampled_from([0, 2_000, ENOUGH_BYTES]), st.sampled_from([1, 8, 40]))
-def test_edits_of_a_prompt_read_as_if_afresh(
+def test_edited_prompt_reads_like_a_new_one(
     name: str, texts: list[str], add_special_tokens: bool, most_bytes: int, part_characters: int
 ) -> None:
     reader = reader_of(name, part_characters, most_bytes)
@@ -94,7 +94,7 @@ def test_edits_of_a_prompt_read_as_if_afresh(
 @pytest.mark.parametrize("name", SAMPLES)
 @settings(max_examples=20, deadline=None)
 @given(histories())
-def test_every_beginning_of_a_prompt_reads_as_if_afresh(name: str, texts: list[str]) -> None:
+def test_every_prefix_of_a_prompt_reads_like_a_new_one(name: str, texts: list[str]) -> None:
     reader = reader_of(name)
     text = "".join(texts)[:120]
     for size in range(1, len(text) + 1):
@@ -131,7 +131,7 @@ def template_of(source: str | None) -> ChatTemplate:
 @pytest.mark.parametrize("source", [None, *TEMPLATES])
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(SAMPLES), st.lists(MESSAGES, min_size=1, max_size=8), st.booleans(), st.data())
-def test_conversations_read_as_if_afresh_turn_by_turn(
+def test_conversations_read_like_new_ones_at_each_turn(
     source: str | None, name: str, messages: Sequence[Message], with_tools: bool, data: st.DataObject
 ) -> None:
     template = template_of(source)
@@ -177,7 +177,7 @@ def test_without_marks_a_text_is_read_whole() -> None:
 
 @pytest.mark.parametrize("add_special_tokens", [False, True])
 @pytest.mark.parametrize("known", [False, True])
-def test_a_prompt_that_is_too_long_is_counted_to_its_end(add_special_tokens: bool, known: bool) -> None:
+def test_too_long_prompt_is_counted_to_its_end(add_special_tokens: bool, known: bool) -> None:
     reader, text = reader_of("byte_level"), turns(50)
     expected = fresh(trained("byte_level"), text, add_special_tokens)
     tokens = len(expected.token_ids)
@@ -189,7 +189,7 @@ def test_a_prompt_that_is_too_long_is_counted_to_its_end(add_special_tokens: boo
             read(reader, text, add_special_tokens, ROOT, most)
 
 
-def test_a_long_text_is_read_in_steps_and_a_known_one_in_three() -> None:
+def test_long_text_is_read_in_steps_and_a_known_one_in_three() -> None:
     reader, text = reader_of("demo"), turns(1000)
     steps = list(reader.read(text, False, ROOT, BLOCK_TOKENS))
     assert len(text) // AT_ONCE_CHARACTERS <= len(steps) <= len(text) // AT_ONCE_CHARACTERS + 1

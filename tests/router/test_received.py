@@ -90,7 +90,7 @@ def feed(made: AnswerInProgress, released: Iterable[NewTokens], client: Client) 
 
 
 @given(text=TEXTS, min_tokens=st.integers(0, 4), data=st.data())
-def test_for_any_cut_what_came_before_and_after_is_the_whole(text: str, min_tokens: int, data: st.DataObject) -> None:
+def test_parts_at_any_cut_join_to_the_complete_answer(text: str, min_tokens: int, data: st.DataObject) -> None:
     token_ids = TOKENIZER.encode(text + ".").ids
     released = steps(token_ids, SequenceEnd.LENGTH)
     whole = Client()
@@ -120,9 +120,7 @@ def _all(made: AnswerInProgress, released: Sequence[NewTokens]) -> list[AnswerEv
 
 
 @given(texts=st.lists(TEXTS, min_size=2, max_size=3), data=st.data())
-def test_choices_that_are_told_again_from_their_beginning_are_cut_each_by_itself(
-    texts: list[str], data: st.DataObject
-) -> None:
+def test_resent_choices_are_trimmed_separately(texts: list[str], data: st.DataObject) -> None:
     of_choices = [
         steps(TOKENIZER.encode(text + ".").ids, SequenceEnd.LENGTH, index) for index, text in enumerate(texts)
     ]
@@ -150,13 +148,13 @@ def test_another_answer_than_the_client_has_is_noticed() -> None:
         resumed.take(NewTokens(0, 1, (7,), None))
 
 
-def test_an_answer_that_ends_before_what_the_client_has_is_noticed() -> None:
+def test_answer_shorter_than_the_received_part_is_noticed() -> None:
     resumed = ResumeFilter(answer(stops=()), 1, ReceivedAnswer({0: ReceivedChoice((70, 71), 2)}))
     with pytest.raises(NotRepeated, match="ends before"):
         resumed.take(NewTokens(0, 0, (70,), SequenceEnd.STOP))
 
 
-def test_a_delta_that_the_client_has_half_of_is_cut() -> None:
+def test_delta_that_the_client_has_half_of_is_cut() -> None:
     token_ids = tuple(TOKENIZER.encode("abcd").ids)
     resumed = ResumeFilter(answer(stops=()), 1, ReceivedAnswer({0: ReceivedChoice(token_ids[:2], 2)}))
     assert resumed.take(NewTokens(0, 0, token_ids, None)) == [Delta(0, 2, token_ids[2:], "cd")]

@@ -68,7 +68,7 @@ async def answers_without(stack: Stack, refused: FakeWorker) -> None:
 
 
 @pytest.mark.parametrize("role", [session_pb2.ROLE_PREFILL, 7], ids=["other protocol", "unknown role"])
-async def test_a_worker_of_another_protocol_is_listed_as_refused_and_gets_no_requests(stack: Stack, role: int) -> None:
+async def test_worker_of_another_protocol_is_listed_as_refused_and_gets_no_requests(stack: Stack, role: int) -> None:
     await stack.ready()
     other = other_prefill(stack, versions=LATER)
     other.info.role = role  # type: ignore[assignment]
@@ -82,7 +82,7 @@ async def test_a_worker_of_another_protocol_is_listed_as_refused_and_gets_no_req
     assert not of(status, stack.prefill.endpoint).refused
 
 
-async def test_a_worker_that_refuses_the_router_is_listed_with_its_reason(stack: Stack) -> None:
+async def test_worker_that_refuses_the_router_is_listed_with_its_reason(stack: Stack) -> None:
     await stack.ready()
     other = RefusingWorker(worker_info(session_pb2.ROLE_PREFILL, stack.prefill.info.model.path))
     async with in_its_place(stack, stack.prefill, other):
@@ -100,7 +100,7 @@ async def test_a_worker_that_refuses_the_router_is_listed_with_its_reason(stack:
     ],
     ids=["layout", "weights", "a release that announces neither"],
 )
-async def test_a_prefill_worker_whose_kv_differs_is_not_paired(
+async def test_prefill_worker_with_different_kv_is_not_paired(
     pair: FakePair, stack: Stack, theirs: versions_pb2.KvContent | None, named: tuple[str, ...]
 ) -> None:
     pair.decode.info.kv.CopyFrom(SERVED)
@@ -112,7 +112,7 @@ async def test_a_prefill_worker_whose_kv_differs_is_not_paired(
         await answers_without(stack, other)
 
 
-async def test_without_a_worker_that_fits_the_error_names_what_does_not(stack: Stack) -> None:
+async def test_error_without_a_fitting_worker_names_the_mismatch(stack: Stack) -> None:
     await stack.ready()
     info = worker_info(session_pb2.ROLE_DECODE, stack.decode.info.model.path, versions=LATER)
     other = FakeWorker(info, epoch=2)
@@ -122,5 +122,5 @@ async def test_without_a_worker_that_fits_the_error_names_what_does_not(stack: S
         assert "decode-0 is refused" in status.detail
 
 
-def test_a_refusal_reaches_the_router_as_the_code_that_it_looks_for() -> None:
+def test_rejection_reaches_the_router_as_the_expected_code() -> None:
     assert FailedPrecondition("hello.versions", "").code is grpc.StatusCode.FAILED_PRECONDITION

@@ -42,7 +42,7 @@ async def test_weights_that_return_within_the_grace_go_on() -> None:
     assert ended == []
 
 
-async def test_an_old_request_that_is_resumed_after_the_grace_ends_at_once() -> None:
+async def test_request_resumed_after_the_grace_ends_immediately() -> None:
     ended: list[Aborted] = []
     requests = OpenRequests(lambda: None, lambda adapter: True)
     with requests.using(None, OWN, ended.append):
@@ -64,7 +64,7 @@ async def test_all_workers_have_new_weights_before_new_requests_do() -> None:
     assert [each.grace_s for each in workers.lists("p")[-1].adapters] == [30.0]
 
 
-async def test_the_weights_of_the_start_are_in_force_already() -> None:
+async def test_weights_of_the_start_are_in_force_already() -> None:
     workers = Workers()
     workers.digests = dict.fromkeys(workers.digests, OWN)
     await workers.adapters.reload("/own", 30.0, OWN, b"f")
@@ -97,7 +97,7 @@ async def test_bad_reload_requests_are_refused(path: str, grace_s: float, field:
         await Workers().adapters.reload(path, grace_s, OWN, b"f")
 
 
-async def test_a_request_whose_weights_no_worker_has_any_more_is_refused_by_name() -> None:
+async def test_request_without_a_worker_of_its_weights_is_rejected_by_name() -> None:
     workers = Workers()
     workers.digests = dict.fromkeys(workers.digests, NEW)
     await workers.adapters.reload("/new", 30.0, OWN, b"f")
@@ -114,7 +114,7 @@ async def test_a_request_whose_weights_no_worker_has_any_more_is_refused_by_name
     assert workers.adapters.open_requests.gone(workers.adapters.open_requests.weights) is None
 
 
-def test_a_token_of_a_stream_says_which_weights_began_it() -> None:
+def test_token_of_a_stream_says_which_weights_began_it() -> None:
     token = resume_token("0123456789abcdef")
     assert len(token) == TOKEN_CHARACTERS
     assert is_of_version(token, "0123456789abcdef")

@@ -104,7 +104,7 @@ def autoscaled(seed: int, timing: ReplicaTiming | None = None, is_stable: bool =
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_our_autoscaler_follows_a_step_within_two_minutes_and_turns_once_after_it(seed: int) -> None:
+def test_autoscaler_follows_a_step_within_two_minutes_and_reverses_once(seed: int) -> None:
     cluster = autoscaled(seed)
     cluster.run(constant(1.0), 900.0)
     before = len(cluster.asked)
@@ -117,7 +117,7 @@ def test_our_autoscaler_follows_a_step_within_two_minutes_and_turns_once_after_i
     assert cluster.asked[-1] <= 3
 
 
-def test_autoscaler_without_any_stabilisation_oscillates_under_a_constant_load() -> None:
+def test_autoscaler_without_stabilisation_oscillates_under_constant_load() -> None:
     cluster = autoscaled(0, ReplicaTiming(up_s=0.0, down_s=0.0, step_s=0.0), is_stable=False)
     cluster.run(constant(3.0), 1800.0)
     assert cluster.turns > 10
@@ -136,7 +136,7 @@ def nothing(begin: float, end: float) -> float:
     return 0.0
 
 
-def test_a_step_is_followed_at_once_and_held_without_a_further_change() -> None:
+def test_step_is_followed_immediately_and_kept() -> None:
     cluster = world()
     cluster.run(constant(0.5), 900.0)
     cluster.run(constant(5.0), HOUR_S)
@@ -147,7 +147,7 @@ def test_a_step_is_followed_at_once_and_held_without_a_further_change() -> None:
     assert cluster.late_s < 300.0
 
 
-def test_after_the_load_one_worker_is_left_and_they_went_one_at_a_time() -> None:
+def test_workers_leave_one_at_a_time_down_to_one_after_the_load() -> None:
     cluster = world()
     cluster.run(constant(6.0), 1800.0)
     peak = cluster.numbers[-1]
@@ -167,7 +167,7 @@ def test_noise_around_any_load_makes_the_number_go_to_and_fro_at_most_once(load:
 
 
 @pytest.mark.parametrize("period_s", [120.0, 1200.0, 7200.0])
-def test_a_wave_is_followed_up_once_and_down_once_and_not_at_all_where_it_is_short(period_s: float) -> None:
+def test_wave_is_followed_once_each_way_and_ignored_if_short(period_s: float) -> None:
     cluster = world(noise=0.05)
     cluster.run(lambda begin, end: (3.0 + 2.5 * math.sin(2 * math.pi * begin / period_s)) * (end - begin), 4 * HOUR_S)
     periods = 4 * HOUR_S / period_s
@@ -194,7 +194,7 @@ def work_of(arrivals: Sequence[TraceArrival], tokens_per_s: float) -> Callable[[
 @pytest.mark.parametrize(
     ("name", "tokens_per_s"), [("azure-conversations.csv", 2000.0), ("mooncake-conversations.jsonl", 12_000.0)]
 )
-def test_a_recorded_hour_three_times_over_keeps_the_slo_with_few_changes(name: str, tokens_per_s: float) -> None:
+def test_recorded_hour_three_times_over_keeps_the_slo_with_few_changes(name: str, tokens_per_s: float) -> None:
     cluster = world()
     cluster.run(work_of(from_zero(read_trace(TRACES / name)), tokens_per_s), 3 * HOUR_S)
     assert cluster.late_s / (3 * HOUR_S) < 0.03
@@ -205,7 +205,7 @@ def test_a_recorded_hour_three_times_over_keeps_the_slo_with_few_changes(name: s
     assert cluster.numbers[-1] == 1
 
 
-def test_a_peak_and_a_lull_that_are_short_change_nothing() -> None:
+def test_peak_and_a_lull_that_are_short_change_nothing() -> None:
     cluster = world()
     cluster.run(constant(1.8), 1200.0)
     before = cluster.numbers[-1]
@@ -216,27 +216,27 @@ def test_a_peak_and_a_lull_that_are_short_change_nothing() -> None:
     assert cluster.numbers[-1] == before
 
 
-def test_while_no_new_worker_has_come_at_most_twice_those_that_serve_are_asked_for() -> None:
+def test_desired_workers_are_at_most_twice_the_present_ones_before_new_ones_start() -> None:
     replicas = RoleReplicas()
     numbers = [replicas.look(Pressure(50.0, shared=50.0), 3, float(now)) for now in range(600)]
     assert max(numbers) == 6
     assert RoleReplicas().look(Pressure(1e9), MOST_WORKERS, 0.0) == MOST_WORKERS
 
 
-def test_a_router_that_starts_asks_for_the_workers_that_are_there() -> None:
+def test_router_that_starts_asks_for_the_workers_that_are_there() -> None:
     """A restart under no load must not end five workers at once."""
     replicas = RoleReplicas()
     numbers = [replicas.look(Pressure(0.0), 5, float(now)) for now in range(300)]
     assert set(numbers) == {5}
 
 
-def test_a_step_that_is_too_long_by_itself_asks_for_no_worker_and_what_waits_for_it_does() -> None:
+def test_too_long_step_alone_requests_no_worker_but_waiting_requests_do() -> None:
     assert wanted(Pressure(1.2, floor=1.2, shared=0.4), 4) == pytest.approx(2.0)
     assert wanted(Pressure(1.6, floor=1.2, shared=0.4), 4) == pytest.approx(5.0)
     assert wanted(Pressure(9.0, floor=0.4), 2) == pytest.approx(2.5)
 
 
-def test_where_a_prompt_takes_nearly_all_of_the_ttft_a_short_wait_does_not_multiply_the_workers() -> None:
+def test_short_wait_does_not_multiply_workers_if_prompts_need_most_of_the_ttft() -> None:
     assert wanted(Pressure(0.82, floor=0.79, shared=0.5), 10) == pytest.approx(6.25)
 
 
@@ -263,7 +263,7 @@ def test_replicas_fall_by_one_where_the_most_that_was_wanted_leaves_room() -> No
     assert looks(RoleReplicas(timing), [0.5] * 10) == [4, 4, 4, 3, 3, 2, 2, 1, 1, 1]
 
 
-def test_a_role_that_no_worker_has_had_is_not_asked_for() -> None:
+def test_role_that_no_worker_has_had_is_not_asked_for() -> None:
     replicas = Replicas()
     replicas.look(Situation(0, 2, Pressure(0.0), Pressure(0.1)), 0.0)
     assert replicas.desired == {WorkerRole.DECODE: 2}
@@ -279,7 +279,7 @@ def prefill_worker(name: str, computed_tokens: int) -> Worker:
     return Worker(f"{name}:1", WorkerRole.PREFILL, True, True, None, 1, report)
 
 
-def test_tokens_that_other_routers_sent_count_and_those_of_before_do_not() -> None:
+def test_tokens_of_other_routers_count_and_earlier_ones_do_not() -> None:
     flow = TokenFlow()
     flow.take([prefill_worker("a", 5000)], 0.0)
     assert flow.tokens_per_s == 0.0

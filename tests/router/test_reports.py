@@ -58,7 +58,7 @@ def token_gaps(*gaps_ms: float) -> TokenGaps:
     return gaps
 
 
-def test_running_ones_come_first_and_of_each_kind_the_newest() -> None:
+def test_running_requests_are_first_and_the_newest_of_each_kind() -> None:
     kept = accounts()
     for name in ("ended-1", "ended-2"):
         kept.complete(stalled(name))
@@ -69,7 +69,7 @@ def test_running_ones_come_first_and_of_each_kind_the_newest() -> None:
     assert ids(kept, 3) == ["running-2", "running-1", "ended-2"]
 
 
-def test_only_the_newest_of_those_that_have_ended_are_kept() -> None:
+def test_only_the_newest_finished_requests_are_kept() -> None:
     kept = accounts()
     for number in range(KEPT_REPORTS + 5):
         kept.complete(stalled(str(number)))
@@ -77,7 +77,7 @@ def test_only_the_newest_of_those_that_have_ended_are_kept() -> None:
     assert (len(shown), shown[0], shown[-1]) == (KEPT_REPORTS, str(KEPT_REPORTS + 4), "5")
 
 
-def test_the_phase_of_a_running_request_follows_its_timeline() -> None:
+def test_phase_of_a_running_request_follows_its_timeline() -> None:
     kept, record = accounts(), running()
     kept.counts.begin(record)
     seen = []
@@ -87,7 +87,7 @@ def test_the_phase_of_a_running_request_follows_its_timeline() -> None:
     assert seen == ["queued", "prefill", "decode"]
 
 
-def test_an_ended_request_has_its_outcome_and_the_stages_of_its_trace() -> None:
+def test_finished_request_has_outcome_and_stages() -> None:
     kept, record = accounts(), stalled("r", (blamed("long"),))
     timeline = record.timeline
     timeline.route_began_s, timeline.sent_s = timeline.arrived_s + 1.0, timeline.arrived_s + 1.5
@@ -98,7 +98,7 @@ def test_an_ended_request_has_its_outcome_and_the_stages_of_its_trace() -> None:
     assert seen.gaps == record.gaps
 
 
-def test_stalls_of_a_running_request_are_found_where_it_is_named_and_not_in_the_list() -> None:
+def test_stalls_of_a_running_request_are_in_its_report_and_not_in_the_list() -> None:
     kept, record = accounts(), running("r")
     record.timeline.gaps = token_gaps(*[10.0] * 50, 400.0, *[10.0] * 10)
     kept.counts.begin(record)
@@ -109,7 +109,7 @@ def test_stalls_of_a_running_request_are_found_where_it_is_named_and_not_in_the_
 
 
 @pytest.mark.parametrize("is_running", [False, True])
-def test_a_request_is_found_by_its_id_as_an_answer_bears_it_and_by_its_trace(is_running: bool) -> None:
+def test_request_is_found_by_its_id_as_an_answer_bears_it_and_by_its_trace(is_running: bool) -> None:
     kept = accounts()
     record = running("mine") if is_running else stalled("mine")
     kept.counts.begin(record) if is_running else kept.complete(record)
@@ -120,7 +120,7 @@ def test_a_request_is_found_by_its_id_as_an_answer_bears_it_and_by_its_trace(is_
         assert kept.find(given) is None
 
 
-def test_a_request_that_was_refused_before_it_had_an_id_is_not_found_by_an_empty_one() -> None:
+def test_request_rejected_without_an_id_is_not_found_by_an_empty_one() -> None:
     kept, record = accounts(), stalled()
     record.prepared = None
     kept.complete(record)
@@ -128,7 +128,7 @@ def test_a_request_that_was_refused_before_it_had_an_id_is_not_found_by_an_empty
     assert kept.find("chatcmpl-") is None
 
 
-def test_the_longest_stalls_are_shown_in_order_of_time() -> None:
+def test_longest_stalls_are_shown_in_order_of_time() -> None:
     gaps = stalled("r", *((blamed("x", float(ms)),) for ms in (50, *range(1, 12), 90))).gaps
     shown = [stall.gap_ms - 10.0 for stall in shown_stalls(gaps)]
     assert shown == [50.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 90.0]
@@ -144,7 +144,7 @@ def placed(endpoint: str, gaps: TokenGaps) -> RequestRecord:
     return record
 
 
-def test_token_times_of_a_worker_are_of_its_newest_tokens() -> None:
+def test_token_times_of_a_worker_cover_its_newest_tokens() -> None:
     recent = WorkerTokenTimes()
     recent.observe(placed("d1", token_gaps(*[100.0] * KEPT_GAPS)))
     recent.observe(placed("d1", token_gaps(*[10.0] * KEPT_GAPS)))
@@ -169,7 +169,7 @@ async def recent_of(stack: Stack, **fields: Any) -> list[Any]:
     return list((await stack.admin.RecentRequests(message)).requests)
 
 
-async def test_the_admin_port_tells_of_requests_without_their_texts(stack: Stack) -> None:
+async def test_admin_port_tells_of_requests_without_their_texts(stack: Stack) -> None:
     await stack.ready()
     await stack.generate("secret", max_tokens=6)
     async with asyncio.timeout(WAIT_S):
@@ -235,7 +235,7 @@ def test_requests_that_ended_earlier_do_not_count() -> None:
     assert figures(old) is None
 
 
-def test_a_request_without_a_first_token_does_not_count() -> None:
+def test_request_without_a_first_token_does_not_count() -> None:
     assert figures(ended_at(1000.0, None)) is None
 
 

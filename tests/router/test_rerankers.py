@@ -28,7 +28,7 @@ def stopped_pair(stopped_pair: FakePair, tmp_path: Path) -> FakePair:
     return stopped_pair
 
 
-async def test_query_and_document_go_through_the_template_and_the_logits_become_a_probability(stack: Stack) -> None:
+async def test_query_and_document_are_rendered_and_logits_become_a_probability(stack: Stack) -> None:
     await stack.ready()
     commands: list[Any] = []
 

@@ -38,7 +38,7 @@ def test_failure_is_retried_where_another_worker_or_moment_may_mend_it(
     assert error.code.name == status
 
 
-def test_suspects_are_attempted_one_at_a_time_in_the_order_in_which_they_came() -> None:
+def test_suspects_are_attempted_one_at_a_time_in_order() -> None:
     suspects, held = Suspects(), list[str]()
     first, second, third = (suspects.lock(lambda name=name: held.append(name)) for name in "abc")  # type: ignore[misc]
     assert held == ["a"]

@@ -33,7 +33,7 @@ def taken(*others: Worker, blocks: int = 10, handed: Counter[str] | None = None)
     return taker([LEAVING, *others], LEAVING, blocks, handed or Counter())
 
 
-def test_the_one_with_most_blocks_that_nobody_comes_back_for_takes_over() -> None:
+def test_worker_with_most_unneeded_blocks_takes_the_session_over() -> None:
     assert taken(worker("a", protected=20), worker("b", protected=10), worker("c", protected=30)) == "b"
     assert taken(worker("a"), worker("b", free=0)) == taken(worker("b", free=0), worker("a"))
 
@@ -42,7 +42,7 @@ def test_sessions_given_since_the_last_report_count() -> None:
     assert taken(worker("a"), worker("b", protected=10), handed=Counter({"a": 11})) == "b"
 
 
-def test_where_nobody_has_room_nobody_takes_over() -> None:
+def test_session_is_dropped_if_no_worker_has_capacity() -> None:
     assert taken(worker("a", protected=91), blocks=10) is None
     assert taken(worker("a", protected=90), blocks=10) == "a"
 
@@ -58,7 +58,7 @@ def test_only_another_worker_of_the_same_role_and_kv_that_takes_work_can() -> No
     assert taken() is None
 
 
-def test_the_taker_is_told_where_the_blocks_are_and_whose() -> None:
+def test_taker_receives_the_location_and_owner_of_the_blocks() -> None:
     of = kept_session_pb2.KeptSession(id=b"i" * 16, owner=b"o" * 8, keep_for_s=2.5)
     hand_over = session_pb2.HandOver(session=of, block_hashes=[b"a", b"b"])
     command = link_wire.bring(hand_over, "leaving", b"t" * 16).message

@@ -24,7 +24,7 @@ def fail(pairs: PairCircuitBreaker, times: int, now: float) -> None:
         pairs.failed(PAIR, now)
 
 
-def test_one_that_fails_again_at_once_is_set_aside_for_longer_up_to_a_bound() -> None:
+def test_repeatedly_failing_worker_is_set_aside_for_longer_up_to_a_bound() -> None:
     pairs, now, aside_s = PairCircuitBreaker(), 0.0, FIRST_S
     fail(pairs, FAILURES, now)
     for _ in range(8):
@@ -35,7 +35,7 @@ def test_one_that_fails_again_at_once_is_set_aside_for_longer_up_to_a_bound() ->
         assert pairs.broken(now + aside_s - 0.1) == {PAIR}
 
 
-def test_a_process_that_is_gone_takes_its_troubles_along() -> None:
+def test_exited_process_takes_its_failures_along() -> None:
     pairs = PairCircuitBreaker()
     fail(pairs, FAILURES, 0.0)
     pairs.forget("p0")
@@ -54,7 +54,7 @@ def placed(broken_pairs: set[tuple[str, str]], *names: str) -> Placement:
     return placement
 
 
-def test_a_pair_apart_is_not_put_together() -> None:
+def test_pair_apart_is_not_put_together() -> None:
     everyone = ("p0", "p1", "d0", "d1")
     for broken_pairs in ({("p0", "d0")}, {("p0", "d0"), ("p0", "d1")}, {("p0", "d0"), ("p1", "d1")}):
         placement = placed(broken_pairs, *everyone)
@@ -66,7 +66,7 @@ def test_where_every_pair_is_apart_decode_computes_the_prompt() -> None:
     assert placed({("p0", "d0")}, "p0", "d0").local_prefill is LocalPrefill.PREFILL_WORKERS_FAILED
 
 
-def test_a_stalled_worker_is_not_placed_upon() -> None:
+def test_stalled_worker_is_not_placed_upon() -> None:
     cluster = cluster_of({"d": WorkerRole.DECODE})
     for now, available in ((0.0, 1), (STALLED_S + 1.0, 0)):
         cluster.reported("d", REPORT)

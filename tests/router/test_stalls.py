@@ -58,7 +58,7 @@ def causes(stall: Stall) -> list[tuple[StallCause, int]]:
     return [(part.cause, round(part.ms)) for part in stall.causes]
 
 
-def test_the_bound_is_a_multiple_of_the_median_and_at_least_so_much() -> None:
+def test_bound_is_a_multiple_of_the_median_and_at_least_so_much() -> None:
     assert (StallBound().above(3.0), StallBound().above(30.0)) == (20.0, 60.0)
     stream = Stream()
     stream.token(0.019)
@@ -66,7 +66,7 @@ def test_the_bound_is_a_multiple_of_the_median_and_at_least_so_much() -> None:
     assert len(summary(stream.gaps, bound=StallBound(1.5, 5.0)).stalls) == 1
 
 
-def test_steps_of_one_token_do_not_stand_out_among_those_of_several() -> None:
+def test_single_token_steps_do_not_stand_out_among_longer_ones() -> None:
     """With drafts most steps make several tokens: the median gap of a token is a part of a step."""
     stream = Stream(tokens=1)
     for number in range(50):
@@ -75,14 +75,14 @@ def test_steps_of_one_token_do_not_stand_out_among_those_of_several() -> None:
     assert found.p50_ms == pytest.approx(7.5) and found.stalls == ()
 
 
-def test_the_pause_before_tokens_that_come_together_is_one_stall() -> None:
+def test_pause_before_tokens_sent_together_is_one_stall() -> None:
     stream = Stream()
     stream.token(0.210, gap=WorkerGap(10.0, (PROMPT,)), together=4)
     stall = stream.stall()
     assert stall.gap_ms == pytest.approx(210.0) and stall.causes == (PROMPT,)
 
 
-def test_the_workers_causes_are_those_of_the_gap() -> None:
+def test_worker_causes_belong_to_their_gap() -> None:
     stream = Stream()
     stream.token(0.210, gap=WorkerGap(10.0, (PROMPT,)))
     stall = stream.stall()
@@ -101,14 +101,14 @@ def test_time_in_which_the_router_was_busy_is_its_event_loop() -> None:
     assert causes(stream.stall(Delay(0.25, 0.0))) == [(StallCause.ROUTER_LOOP, 250), (StallCause.NETWORK, 50)]
 
 
-def test_a_router_that_waited_for_a_core_says_so() -> None:
+def test_router_that_waited_for_a_core_says_so() -> None:
     stream = Stream()
     stream.token(late_s=0.3)
     stall = stream.stall(Delay(0.0, 5.0))
     assert causes(stall) == [(StallCause.CPU_WAIT, 300)] and stall.causes[0].detail == "of the router"
 
 
-def test_a_token_that_its_worker_held_back() -> None:
+def test_token_that_its_worker_held_back() -> None:
     stream = Stream()
     stream.token(held_s=0.2)
     assert causes(stream.stall())[0] == (StallCause.WORKER_LOOP, 200)
@@ -118,7 +118,7 @@ def test_a_token_that_its_worker_held_back() -> None:
     assert causes(stream.stall()) == [(StallCause.COLLECTION, 150), (StallCause.WORKER_LOOP, 50)]
 
 
-def test_a_worker_without_a_core_says_so_with_a_later_token() -> None:
+def test_worker_without_a_core_says_so_with_a_later_token() -> None:
     """It made three tokens that all left when it had a core again; the last says how long it had waited."""
     stream = Stream()
     stream.token(late_s=0.3)
@@ -127,7 +127,7 @@ def test_a_worker_without_a_core_says_so_with_a_later_token() -> None:
     assert causes(stream.stall())[0][0] is StallCause.CPU_WAIT
 
 
-def test_a_gap_after_a_late_token_is_shorter_than_on_the_worker() -> None:
+def test_gap_after_a_late_token_is_shorter_than_on_the_worker() -> None:
     """Of the 210 ms on the worker 100 had passed when the token before came."""
     stream = Stream()
     stream.token(late_s=0.1)
@@ -144,7 +144,7 @@ def test_another_attempt_is_a_recovery_from_the_worker_that_was_lost() -> None:
     assert [(part.cause, part.detail) for part in stall.causes] == [(StallCause.RECOVERY, "d0")]
 
 
-def test_a_worker_that_does_not_say_when_it_made_its_tokens() -> None:
+def test_worker_that_does_not_say_when_it_made_its_tokens() -> None:
     gaps = TokenGaps()
     for index in range(50):
         gaps.add(0, 1, 10.0 + index * STEP_S)
@@ -176,7 +176,7 @@ TOKEN = st.fixed_dictionaries(
 
 
 @given(st.lists(TOKEN, min_size=1, max_size=20), st.builds(Delay, SECONDS, SECONDS))
-def test_usual_time_and_causes_add_up_whatever_happens(tokens: list[dict[str, float]], delay: Delay) -> None:
+def test_usual_time_and_causes_always_add_up(tokens: list[dict[str, float]], delay: Delay) -> None:
     stream = Stream()
     for token in tokens:
         stream.token(**token)  # type: ignore[arg-type]

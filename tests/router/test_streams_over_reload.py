@@ -50,7 +50,7 @@ def _freed(stack: Stack, workers: tuple[FakeWorker, ...]) -> bool:
     return all(each is not None and not each.has_own_weights for each in found)
 
 
-async def test_a_stream_whose_worker_fails_goes_on_with_the_old_weights_and_a_new_one_has_the_new(stack: Stack) -> None:
+async def test_failed_stream_resumes_on_old_weights_and_new_requests_use_new_ones(stack: Stack) -> None:
     call, started, attempt_id = await begun(stack)
     await replaced(stack)
     stack.decode.fail(attempt_id, session_pb2.FAILURE_REASON_TRANSFER)
@@ -64,7 +64,7 @@ async def test_a_stream_whose_worker_fails_goes_on_with_the_old_weights_and_a_ne
     assert responses[0].started.model_version == version_of(NEW.digest) != started.model_version
 
 
-async def test_where_no_worker_has_them_it_ends_by_name_and_nothing_is_held(stack: Stack) -> None:
+async def test_stream_without_a_worker_of_its_weights_ends_by_name(stack: Stack) -> None:
     call, _, attempt_id = await begun(stack)
     await replaced(stack, stack.prefill, stack.decode)
     stack.decode.fail(attempt_id, session_pb2.FAILURE_REASON_TRANSFER)
@@ -72,7 +72,7 @@ async def test_where_no_worker_has_them_it_ends_by_name_and_nothing_is_held(stac
     await idle(stack)
 
 
-async def test_a_resumed_stream_goes_on_with_the_old_weights(broken: Broken) -> None:
+async def test_resumed_stream_continues_on_old_weights(broken: Broken) -> None:
     stack = broken.stack
     await replaced(stack)
     call = broken.resume("ab")
@@ -85,7 +85,7 @@ async def test_a_resumed_stream_goes_on_with_the_old_weights(broken: Broken) -> 
     assert responses[0].started.model_version == broken.started.model_version
 
 
-async def test_stream_goes_on_where_only_decode_has_the_old_weights(broken: Broken) -> None:
+async def test_stream_continues_if_only_decode_has_the_old_weights(broken: Broken) -> None:
     stack = broken.stack
     await replaced(stack, stack.prefill)
     call = broken.resume("ab")
@@ -102,12 +102,12 @@ async def not_adopted(stack: Stack) -> None:
     stack.decode.fail(adopt.as_attempt_id, session_pb2.FAILURE_REASON_UNKNOWN_ATTEMPT)
 
 
-async def test_a_resumed_stream_whose_weights_no_worker_has_ends_by_name(broken: Broken) -> None:
+async def test_resumed_stream_without_a_worker_of_its_weights_ends_by_name(broken: Broken) -> None:
     await replaced(broken.stack, broken.stack.prefill, broken.stack.decode)
     await check_replaced(broken.resume("ab"), "no worker has them any more")
 
 
-async def test_a_stream_that_is_begun_again_from_its_request_never_gets_the_end_of_another_models_answer(
+async def test_restarted_stream_never_gets_the_end_of_another_models_answer(
     broken: Broken,
 ) -> None:
     await replaced(broken.stack)

@@ -28,7 +28,7 @@ CALLS = (ToolCall("1", "f", "{}"),)
         (STRICT, {"tool_calls", "name", "reasoning"}, {"developer", "tool", OTHER}),
     ],
 )
-def test_find_traces_tells_what_is_dropped_from_what_is_refused(
+def test_find_traces_distinguishes_dropped_from_rejected_fields(
     source: str, drops: set[str], refuses: set[str]
 ) -> None:
     found = find_traces(CompiledTemplate(source, {}).attempt)
@@ -36,7 +36,7 @@ def test_find_traces_tells_what_is_dropped_from_what_is_refused(
     assert (found.drops, found.refuses) == (drops, refuses)
 
 
-def test_developer_becomes_system_where_the_template_knows_only_that() -> None:
+def test_developer_becomes_system_if_the_template_knows_only_that() -> None:
     messages = [Message("developer", "be brief"), Message("user", "hi")]
 
     for source in (QWEN, STRICT):

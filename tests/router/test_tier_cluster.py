@@ -46,14 +46,14 @@ def in_files(cluster: Cluster) -> dict[str, int]:
     return {view.endpoint: view.tier_blocks for view in cluster.snapshot(HASHES) if view.tier_blocks}
 
 
-def test_workers_of_a_directory_are_shown_with_what_any_of_them_wrote(cluster: Cluster) -> None:
+def test_workers_of_a_directory_share_its_blocks(cluster: Cluster) -> None:
     assert in_files(cluster) == {"p0": 4, "d0": 4}
     view = next(view for view in cluster.snapshot(HASHES) if view.endpoint == "d0")
     assert (view.tier_block_bytes, view.load_bytes_per_s) == (1000, 1e9)
     assert cluster.snapshot([b"z" * 32])[0].tier_blocks == 0
 
 
-def test_a_tier_that_a_failing_disk_has_turned_off_is_not_shown_at_that_worker(cluster: Cluster) -> None:
+def test_tier_that_a_failing_disk_has_turned_off_is_not_shown_at_that_worker(cluster: Cluster) -> None:
     report(cluster, "p0", ONE, reads=False)
     assert in_files(cluster) == {"d0": 4}
     report(cluster, "p0", ONE)
@@ -67,7 +67,7 @@ def test_blocks_also_in_the_pool_count_once_and_outlive_their_eviction(cluster: 
     assert in_files(cluster) == {"p0": 4, "d0": 4}
 
 
-def test_a_dead_worker_leaves_its_files_to_the_others_of_its_directory(cluster: Cluster) -> None:
+def test_dead_worker_leaves_its_files_to_its_directory(cluster: Cluster) -> None:
     cluster.remove("p0")
     assert in_files(cluster) == {"d0": 4}
     cluster.remove("d0")
@@ -75,7 +75,7 @@ def test_a_dead_worker_leaves_its_files_to_the_others_of_its_directory(cluster: 
     assert in_files(cluster) == {}
 
 
-def test_a_restarted_worker_is_shown_again_when_it_has_told_what_it_read(cluster: Cluster) -> None:
+def test_restarted_worker_is_shown_again_after_it_announced_its_files(cluster: Cluster) -> None:
     cluster.remove("d0")
     join(cluster, "p0", WorkerRole.PREFILL, ONE, epoch=2)
     assert in_files(cluster) == {}

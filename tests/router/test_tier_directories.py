@@ -27,7 +27,7 @@ def behind(tiers: TierDirectories, **hit_blocks: int) -> dict[str, int]:
     return tiers.behind(PROMPT, hit_blocks)
 
 
-def test_a_block_that_one_worker_wrote_can_be_loaded_by_all_of_its_directory_and_by_no_other() -> None:
+def test_block_of_one_worker_can_be_loaded_by_its_directory_alone() -> None:
     tiers = TierDirectories()
     follow(tiers, "a", ONE, piece(range(5)))
     follow(tiers, "b", ONE)
@@ -35,7 +35,7 @@ def test_a_block_that_one_worker_wrote_can_be_loaded_by_all_of_its_directory_and
     assert behind(tiers, a=0, b=0, c=0, unknown=0) == {"a": 5, "b": 5}
 
 
-def test_blocks_count_behind_those_of_the_pool_up_to_the_first_that_is_missing() -> None:
+def test_file_blocks_count_after_pool_blocks_up_to_the_first_missing_one() -> None:
     tiers = TierDirectories()
     follow(tiers, "a", ONE, piece(range(2, 6)), piece(range(8, 20), 2))
     follow(tiers, "b", ONE)
@@ -56,7 +56,7 @@ def test_files_of_a_dead_worker_stay_known_while_another_reads_them() -> None:
     assert behind(tiers, b=0) == {}, "nobody was there who could say what became of them"
 
 
-def test_a_worker_that_comes_back_tells_its_folder_anew() -> None:
+def test_returning_worker_announces_its_folder_again() -> None:
     tiers = TierDirectories()
     follow(tiers, "a", ONE, piece(range(5)))
     follow(tiers, "b", ONE)
@@ -65,7 +65,7 @@ def test_a_worker_that_comes_back_tells_its_folder_anew() -> None:
     assert behind(tiers, a=0, b=0) == {"a": 3, "b": 3}
 
 
-def test_a_block_in_two_folders_is_there_until_both_have_lost_it() -> None:
+def test_block_in_two_folders_is_there_until_both_have_lost_it() -> None:
     tiers = TierDirectories()
     follow(tiers, "a", ONE, piece(range(3)))
     follow(tiers, "b", ONE, piece(range(3)))
@@ -76,7 +76,7 @@ def test_a_block_in_two_folders_is_there_until_both_have_lost_it() -> None:
     assert behind(tiers, a=0) == {}
 
 
-def test_a_tier_that_is_closed_or_moved_is_forgotten_there() -> None:
+def test_closed_or_moved_tier_is_forgotten() -> None:
     tiers = TierDirectories()
     follow(tiers, "a", ONE, piece(range(5)))
     assert not tiers.check("a", "a", tier_report(b""), 1.0)
@@ -88,7 +88,7 @@ def test_a_tier_that_is_closed_or_moved_is_forgotten_there() -> None:
     assert not tiers.directories
 
 
-def test_a_missing_message_is_seen_and_a_snapshot_is_asked_for_once_a_second_at_most() -> None:
+def test_missing_message_requests_a_snapshot_at_most_once_a_second() -> None:
     tiers = TierDirectories()
     follow(tiers, "a", ONE, piece(range(2)))
     assert tiers.take_changes("a", TierChanges(2, (piece(range(4, 6), 1, 4),)), 5.0)
@@ -102,7 +102,7 @@ def test_a_missing_message_is_seen_and_a_snapshot_is_asked_for_once_a_second_at_
     assert tiers.known("a") == KnownFiles(6, 6, follows=True, directory_id=ONE)
 
 
-def test_a_snapshot_that_misses_a_part_is_asked_for_again() -> None:
+def test_snapshot_that_misses_a_part_is_asked_for_again() -> None:
     tiers = TierDirectories()
     follow(tiers, "a", ONE, piece(range(2)))
     tiers.disconnected("a")
@@ -116,13 +116,13 @@ def test_a_snapshot_that_misses_a_part_is_asked_for_again() -> None:
     assert behind(tiers, a=0) == {"a": 3}
 
 
-def test_a_piece_that_does_not_follow_on_its_segment_is_a_missing_one_too() -> None:
+def test_piece_that_does_not_follow_on_its_segment_is_a_missing_one_too() -> None:
     tiers = TierDirectories()
     follow(tiers, "a", ONE, piece(range(2)))
     assert tiers.take_changes("a", TierChanges(1, (piece(range(4, 6), 1, 4),)), 5.0)
 
 
-def test_messages_that_a_report_counts_and_that_never_come_are_noticed() -> None:
+def test_messages_counted_by_a_report_and_never_received_are_noticed() -> None:
     tiers = TierDirectories()
     follow(tiers, "a", ONE, piece(range(2)))
     ahead = replace(tier_report(ONE), sequence=1)
@@ -150,7 +150,7 @@ def test_damaged_records_have_a_place_and_no_name() -> None:
     assert not tiers.take_changes("a", TierChanges(1, (piece(range(2, 3), 1, 3),)), 1.0)
 
 
-def test_memory_is_bounded_and_room_comes_back() -> None:
+def test_memory_is_bounded_and_reused() -> None:
     tiers = TierDirectories(most_blocks=4)
     follow(tiers, "a", ONE, piece(range(3)), piece(range(3, 9), 2))
     follow(tiers, "b", TWO, piece(range(9)))
@@ -165,7 +165,7 @@ def test_memory_is_bounded_and_room_comes_back() -> None:
     assert len(tiers) == 4
 
 
-def test_a_block_takes_no_more_memory_than_is_stated() -> None:
+def test_block_takes_no_more_memory_than_is_stated() -> None:
     chance, tiers, blocks = random.Random(1), TierDirectories(), 100_000
     tiers.check("a", "a", tier_report(ONE), 0.0)
     names = [chance.randbytes(8 * 8192) for _ in range(blocks // 8192)]

@@ -49,14 +49,14 @@ def test_worker_that_can_load_is_preferred_and_one_with_the_blocks_even_more() -
     assert (at_hand.prefill, at_hand.loaded_tokens) == ("p0", 0)
 
 
-def test_a_conversation_need_not_wait_for_its_pool_where_others_load_it() -> None:
+def test_conversation_need_not_wait_for_its_pool_where_others_load_it() -> None:
     """Without files it stays, although another worker would be sooner: 3 s of waiting against 1.6 s of computing."""
     home = prefill(1, hit_blocks=50, tokens_in_flight=3000)
     assert placed(prefill(0), home, DECODE).prefill == "p1"
     assert placed(prefill(0, **FILES), home, DECODE).prefill == "p0"
 
 
-def test_a_worker_loads_while_it_computes_others_one_prompt_after_another() -> None:
+def test_worker_loads_while_it_computes_others_one_prompt_after_another() -> None:
     behind = prefill(0, **FILES, tokens_in_flight=30)
     assert expected_here(REQUEST, behind).load_ms == pytest.approx(LOAD_MS - 30)
     assert expected_here(REQUEST, replace(behind, tokens_in_flight=1000)).load_ms == 0.0
@@ -72,18 +72,18 @@ def test_where_loading_is_not_sooner_the_price_is_that_of_computing() -> None:
     assert placed(slow, DECODE).loaded_tokens == 0
 
 
-def test_a_rate_that_nobody_measured_is_assumed() -> None:
+def test_unmeasured_rate_is_assumed() -> None:
     assert loading(REQUEST, prefill(0, **{**FILES, "load_bytes_per_s": 0.0})).ms == pytest.approx(LOAD_MS)
 
 
-def test_the_block_of_the_last_token_is_never_loaded() -> None:
+def test_block_of_the_last_token_is_never_loaded() -> None:
     whole = prefill(0, **{**FILES, "tier_blocks": 101}, hit_blocks=0)
     assert loading(REQUEST, whole).blocks == 100
     assert loading(replace(REQUEST, prompt_tokens=3200), whole).blocks == 99
     assert loading(REQUEST, replace(whole, hit_blocks=120)).blocks == 0
 
 
-def test_the_terms_that_decided_show_the_loading() -> None:
+def test_terms_that_decided_show_the_loading() -> None:
     decision = decide(REQUEST, [prefill(0), prefill(1, **FILES), DECODE], AWARE)
     assert isinstance(decision, Decision) and decision.prefill is not None
     terms, totals = decision.prefill.terms(), decision.prefill.totals()
@@ -97,9 +97,7 @@ def test_the_terms_that_decided_show_the_loading() -> None:
 
 
 @pytest.mark.parametrize(("tier_blocks", "local"), [(100, True), (90, False)])
-def test_a_decode_worker_computes_a_short_rest_itself_also_where_it_loads_what_comes_before(
-    tier_blocks: int, local: bool
-) -> None:
+def test_decode_worker_computes_a_short_rest_after_loading(tier_blocks: int, local: bool) -> None:
     policy = make_policy(NoPrefillWorker.QUEUE, local_prefill_tokens=64)
     decode = replace(DECODE, tier_blocks=tier_blocks, tier_block_bytes=1_000_000, load_bytes_per_s=1e9)
     placement = placed(prefill(0), decode, policy=policy)
@@ -109,7 +107,7 @@ def test_a_decode_worker_computes_a_short_rest_itself_also_where_it_loads_what_c
     assert slow.local_prefill is None, "it would compute them, and all that is not loaded"
 
 
-def test_tokens_that_are_loaded_are_not_charged_and_the_whole_prompt_is_expected_to_be_there() -> None:
+def test_loaded_tokens_are_not_charged_and_the_complete_prompt_is_expected() -> None:
     request, worker = replace(REQUEST, prompt_tokens=1601), prefill(0, **FILES)
     assert known_tokens(request, worker) == 1600
     assert placed(worker, DECODE, request=request).expected_ttft_ms == pytest.approx(1 + LOAD_MS)
@@ -141,7 +139,7 @@ def test_faster_files_are_never_worse(request: PlacementRequest, worker: WorkerV
 HOLDER = replace(DECODE, tier_blocks=100, tier_block_bytes=1_000_000, load_bytes_per_s=1e9)
 
 
-def test_files_of_another_machine_are_fetched_through_a_worker_that_reads_them() -> None:
+def test_files_of_another_machine_are_fetched_through_its_worker() -> None:
     placement = placed(PREFILL, HOLDER)
     assert (placement.fetch_from, placement.fetch_tokens, placement.fetch_loaded_tokens) == ("d0", 3200, 3200)
     assert placement.fetch_load_bytes_per_s == 1e9
@@ -150,18 +148,18 @@ def test_files_of_another_machine_are_fetched_through_a_worker_that_reads_them()
 
 
 @pytest.mark.parametrize("slow", ["disk", "link"])
-def test_they_are_computed_where_that_is_sooner(slow: str) -> None:
+def test_file_blocks_are_computed_if_that_is_sooner(slow: str) -> None:
     disk, link = (1e6 if slow == "disk" else 1e9), (0.001 if slow == "link" else 10.0)
     rates = WorkerRates(prefill_tokens_per_s=1000.0, links_gb_per_s={"d0": link})
     assert placed(replace(PREFILL, rates=rates), replace(HOLDER, load_bytes_per_s=disk)).fetch_from is None
 
 
-def test_nobody_is_asked_for_files_that_the_prefill_worker_loads_itself() -> None:
+def test_files_of_the_prefill_worker_are_not_fetched_from_others() -> None:
     own = replace(PREFILL, tier_blocks=100, tier_block_bytes=1_000_000, load_bytes_per_s=1e9)
     assert placed(own, HOLDER).fetch_from is None
 
 
-def test_a_pool_that_has_as_much_is_asked_before_files() -> None:
+def test_equal_pool_hit_is_fetched_before_files() -> None:
     ready = replace(DECODE, endpoint="d1", hit_blocks=100, ready_blocks=100, tokens_in_flight=9)
     placement = placed(PREFILL, HOLDER, ready)
     assert (placement.fetch_from, placement.fetch_loaded_tokens) == ("d1", 0)

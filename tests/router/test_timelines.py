@@ -59,7 +59,7 @@ async def asked(recent: RecentReports, **request: Any) -> tuple[list[admin_pb2.P
         await server.stop(0)
 
 
-async def test_a_worker_looks_back_to_the_beginning_of_the_request_and_a_little_further() -> None:
+async def test_timeline_reaches_back_to_shortly_before_the_request() -> None:
     began_s, recent = time.monotonic() - AGO_S, ended()
     (router, worker), last_ms = await asked(recent, request_id="r")
     assert [each.request_id for each in router.requests] == ["r"] and not worker.failure
@@ -67,7 +67,7 @@ async def test_a_worker_looks_back_to_the_beginning_of_the_request_and_a_little_
     assert AGO_S * 1e3 + ASKING_MS + BEFORE_MS - ROUNDED_MS <= last_ms <= most_ms + ROUNDED_MS
 
 
-async def test_the_time_that_asking_takes_is_not_cut_off() -> None:
+async def test_time_that_asking_takes_is_not_cut_off() -> None:
     _, last_ms = await asked(ended(), last_ms=1000)
     assert last_ms >= 1000 + ASKING_MS - ROUNDED_MS, "the calls for its clock are made first"
 

@@ -27,7 +27,7 @@ async def spans_of(stack: Stack, count: int = 1) -> dict[str, FinishedSpan]:
     return {span.name: span for span in stack.telemetry.spans[begin:]}
 
 
-async def test_a_request_leaves_one_trace_with_all_its_stages(stack: Stack) -> None:
+async def test_request_leaves_one_trace_with_all_its_stages(stack: Stack) -> None:
     await stack.ready()
     stack.pair.manual = True
     request = baton_pb2.GenerateRequest(text="hello", sampling=baton_pb2.SamplingParams(max_tokens=5))
@@ -58,7 +58,7 @@ async def test_a_request_leaves_one_trace_with_all_its_stages(stack: Stack) -> N
     assert spans["kv.transfer"].attributes["baton.transfer.gb_per_s"] == pytest.approx(4096 / 2e-3 / 1e9)
 
 
-async def test_attributes_of_the_request_are_those_of_the_conventions_and_none_that_is_usual(stack: Stack) -> None:
+async def test_request_attributes_follow_the_conventions_and_omit_defaults(stack: Stack) -> None:
     await stack.generate(max_tokens=2)
     plain = (await spans_of(stack))["text_completion tiny"].attributes
     assert {name: value for name, value in plain.items() if name.startswith(("gen_ai.", "server."))} == {
@@ -88,7 +88,7 @@ def test_each_choice_has_a_reason_in_its_place_and_error_where_it_did_not_end() 
     assert finish_reasons(record, 4) == ("length", "error", "stop", "error")
 
 
-def test_an_answer_that_is_sent_whole_has_no_first_chunk() -> None:
+def test_complete_answer_has_no_first_chunk() -> None:
     record = RequestRecord.begin(Operation.CHAT, None)
     record.timeline.first_token_s = record.timeline.arrived_s + 0.5
     record.model = "tiny"
@@ -158,7 +158,7 @@ def test_stages_add_up_by_construction() -> None:
     assert measured.token_gap_ms == pytest.approx(exposed)
 
 
-def test_where_another_attempt_made_the_second_token_the_gap_to_it_is_recovery() -> None:
+def test_gap_to_a_second_token_of_another_attempt_is_recovery() -> None:
     nothing: Any = None
     timeline = Timeline(arrived_s=10.0, first_step_s=10.2, first_token_s=10.2)
     timeline.begin_attempt(
@@ -202,7 +202,7 @@ def test_stages_add_up_where_decodes_first_message_overtakes_prefills(
     assert measured.token_gap_ms == measured.recovery_ms + exposed == 0.0
 
 
-def test_an_attempt_resumes_with_its_first_token_wherever_that_comes_from() -> None:
+def test_attempt_resumes_with_its_first_token_from_any_worker() -> None:
     nothing: Any = None
     timeline = overtaken(prefill_s=None)
     timeline.begin_attempt(
@@ -214,7 +214,7 @@ def test_an_attempt_resumes_with_its_first_token_wherever_that_comes_from() -> N
     assert timeline.gaps.each_ms == [pytest.approx(50.0), pytest.approx(650.0)]
 
 
-def test_an_adopted_answer_was_not_resumed_by_another_attempt() -> None:
+def test_adopted_answer_was_not_resumed_by_another_attempt() -> None:
     nothing: Any = None
     timeline = Timeline(arrived_s=10.0)
     adopted = AttemptNote(nothing, nothing, None, 10.0, 10.0, attempt_id=1, answered_tokens=2)
@@ -224,7 +224,7 @@ def test_an_adopted_answer_was_not_resumed_by_another_attempt() -> None:
     assert (timeline.first_step_s, adopted.first_step_s, adopted.stood_still_ms) == (None, None, None)
 
 
-def test_later_resumes_leave_the_first_gap_as_it_was() -> None:
+def test_later_resumes_keep_the_first_gap() -> None:
     nothing: Any = None
     timeline = Timeline(arrived_s=10.0, first_step_s=10.2, first_token_s=10.2)
     for offset, now in ((1, 10.3), (2, 10.4)):
@@ -238,7 +238,7 @@ def test_later_resumes_leave_the_first_gap_as_it_was() -> None:
     assert timeline.gaps.each_ms == [pytest.approx(gap) for gap in (100.0, 1000.0, 100.0)]
 
 
-async def test_a_retry_keeps_only_the_last_attempts_stages(stack: Stack) -> None:
+async def test_retry_keeps_only_the_last_attempts_stages(stack: Stack) -> None:
     await stack.ready()
     stack.pair.manual = True
     answer = asyncio.create_task(stack.generate(max_tokens=1))

@@ -73,7 +73,7 @@ async def test_turns_of_requests_without_a_name_are_their_own() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_turn_that_is_cancelled_is_the_next_callers(begun: bool) -> None:
+async def test_cancelled_turn_passes_to_the_next_caller(begun: bool) -> None:
     turns = Turns(1)
     async with AsyncExitStack() as slot:
         if not begun:

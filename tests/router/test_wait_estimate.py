@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from baton.router.admission.queue import RETRY_AFTER_S, RETRY_LEAST_S, RETRY_MOST_S, WaitEstimate
 
 
-def test_before_anything_is_known_nobody_is_refused_and_retries_take_the_usual_time() -> None:
+def test_without_measurements_nobody_is_rejected_and_retries_wait_the_default() -> None:
     estimate = WaitEstimate()
     assert (estimate.wait_s(1000, 5.0), estimate.stay_s(10), estimate.usual_tokens) == (None, 0.0, 0)
     assert estimate.retry_after_s(1000, 5.0) == RETRY_AFTER_S
 
 
-def test_at_first_what_is_there_by_how_long_it_stays_says_the_rate() -> None:
+def test_first_rate_is_present_requests_over_their_stay() -> None:
     estimate = WaitEstimate()
     estimate.dispatched(100)
     estimate.ended(100, stayed_s=2.0, now=2.0)
@@ -25,7 +25,7 @@ def test_at_first_what_is_there_by_how_long_it_stays_says_the_rate() -> None:
     assert estimate.wait_s(1000, 2.0) == pytest.approx(5.0)
 
 
-def test_measured_rate_stands_alone_after_a_second_of_waiting() -> None:
+def test_measured_rate_is_used_alone_after_a_second_of_waiting() -> None:
     """Nothing is in flight, so that Little's law says nothing."""
     estimate = WaitEstimate()
     estimate.dispatched(100)
@@ -54,7 +54,7 @@ def test_retry_is_bounded_at_both_ends() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_wait_of_a_saturated_service_is_foretold(seed: int) -> None:
+def test_wait_of_a_saturated_service_is_foretold(seed: int) -> None:
     """8 places, requests of 50 to 150 tokens that take 1 to 3 s each; each wait is foretold within a third of it."""
     draw = random.Random(seed)
     estimate, now = WaitEstimate(), 0.0
@@ -79,7 +79,7 @@ def test_the_wait_of_a_saturated_service_is_foretold(seed: int) -> None:
 
 
 @pytest.mark.parametrize("taken_s", [3.0, 30.0, 120.0])
-def test_the_wait_is_foretold_where_requests_take_minutes(taken_s: float) -> None:
+def test_wait_is_predicted_for_requests_of_minutes(taken_s: float) -> None:
     """One at a time, of 15 000 tokens each; asked at any moment between two ends."""
     estimate, now = WaitEstimate(), 0.0
     for number in range(40):
@@ -92,7 +92,7 @@ def test_the_wait_is_foretold_where_requests_take_minutes(taken_s: float) -> Non
         estimate.ended(15_000, taken_s, now)
 
 
-def test_time_in_which_nobody_waited_does_not_count() -> None:
+def test_idle_time_does_not_count() -> None:
     estimate = WaitEstimate()
     for second in range(20):
         estimate.dispatched(100)
@@ -130,7 +130,7 @@ def test_time_that_the_router_itself_was_stopped_makes_the_wait_hardly_longer() 
     st.lists(st.tuples(st.integers(1, 500), st.floats(0.01, 30), st.floats(0.0, 5), st.booleans()), max_size=30),
     st.lists(st.floats(0, 1e7), min_size=2, max_size=10),
 )
-def test_the_time_to_come_back_is_bounded_and_grows_with_the_queue(
+def test_retry_after_is_bounded_and_grows_with_the_queue(
     ended: list[tuple[int, float, float, bool]], queues: list[float]
 ) -> None:
     estimate, now = WaitEstimate(), 0.0

@@ -50,7 +50,7 @@ def computed(*views: WorkerView, cached_tokens: int = 4, first_step_s: float = 1
     return timeline
 
 
-def test_the_autopsy_is_of_the_worker_that_computed_the_prompt_and_names_who_else_had_it() -> None:
+def test_autopsy_is_of_the_computing_worker_and_names_others_with_the_prefix() -> None:
     cache = asked(computed(PREFILL, OTHER, DECODE)).cache
     assert (cache.worker_id, cache.attempt, cache.block_tokens, cache.known_s) == ("P0", 1, 4, 30.0)
     runs = [(run.first_block, run.blocks, run.fate, run.worker_id) for run in cache.runs]
@@ -67,7 +67,7 @@ def test_attempt_that_made_the_first_token_counts() -> None:
     assert asked(timeline).cache.attempt == 1
 
 
-def test_an_answer_that_another_router_had_placed_has_no_autopsy() -> None:
+def test_answer_that_another_router_had_placed_has_no_autopsy() -> None:
     adopted = note(PREFILL, DECODE)
     adopted.decision = adopted.look = None
     timeline = Timeline(0.0)
@@ -77,7 +77,7 @@ def test_an_answer_that_another_router_had_placed_has_no_autopsy() -> None:
     assert response.placed.request_id == "r" and response.HasField("stages")
 
 
-def test_a_prompt_that_was_to_be_computed_as_a_whole_has_no_missed_blocks() -> None:
+def test_prompt_that_was_to_be_computed_as_a_whole_has_no_missed_blocks() -> None:
     timeline = computed(PREFILL, OTHER, DECODE)
     timeline.notes[0].look = None
     assert [run.fate for run in asked(timeline).cache.runs] == ["unused"]
@@ -90,7 +90,7 @@ def test_resumed_attempt_counts_its_first_token_from_one_as_the_trace_does() -> 
     assert attempt.reason.startswith("the answer continues at token 8: ")
 
 
-def test_the_longest_stalls_come_with_their_causes_in_order_of_time() -> None:
+def test_longest_stalls_have_their_causes_in_order_of_time() -> None:
     blamed = (CausePart(StallCause.PROMPTS, 30.0, "other", "512 tokens"),)
     stalls = tuple(Stall(float(second), 40.0 + second % 7, 0, 10.0, blamed) for second in range(1, SHOWN_STALLS + 4))
     response = asked(computed(PREFILL, DECODE), GapSummary(5.0, 50.0, 60.0, stalls, len(stalls)))
@@ -102,7 +102,7 @@ def test_the_longest_stalls_come_with_their_causes_in_order_of_time() -> None:
     assert (cause.cause, cause.ms, cause.culprit, cause.detail) == ("prompt_tokens", 30.0, "other", "512 tokens")
 
 
-def test_prompts_that_decode_workers_computed_measure_the_error_of_predictions() -> None:
+def test_prompts_of_decode_workers_measure_the_prediction_error() -> None:
     explainer = KeptExplainer(str.upper)
     explainer.observe(reported(computed(PREFILL, DECODE), "remote"))
     remote = explainer.why("remote").colocated
@@ -125,7 +125,7 @@ def test_without_any_measured_rate_no_time_is_predicted() -> None:
     assert found.measured_ttft_ms == 250.0
 
 
-def test_an_unknown_request_is_not_found() -> None:
+def test_unknown_request_is_not_found() -> None:
     with pytest.raises(NotFound):
         KeptExplainer(str.upper).why("r")
 
@@ -153,7 +153,7 @@ async def ask(stack: Stack, request_id: str, **sampling: Any) -> admin_pb2.WhyRe
     return await why(stack, request_id)
 
 
-async def test_workers_that_report_no_cache_are_said_to_and_no_prompt_leaves_the_router(stack: Stack) -> None:
+async def test_workers_without_cache_reports_are_named_and_no_prompt_leaves_the_router(stack: Stack) -> None:
     await stack.ready()
     response = await ask(stack, "mine")
     assert {run.fate for run in response.cache.runs} <= {"expected", "cached", "unknown", "gone"}

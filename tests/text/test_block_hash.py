@@ -21,7 +21,7 @@ def test_only_complete_blocks_have_a_hash(tokens: int, blocks: int) -> None:
     assert len(block_hashes(ROOT, range(tokens), block_tokens=32)) == blocks
 
 
-def test_a_hash_covers_everything_before_it() -> None:
+def test_hash_covers_everything_before_it() -> None:
     one = block_hashes(ROOT, [1, 2, 3, 4], block_tokens=2)
     other = block_hashes(ROOT, [9, 2, 3, 4], block_tokens=2)
     assert one[1] != other[1]
@@ -38,11 +38,11 @@ def test_a_hash_covers_everything_before_it() -> None:
         (b"fingerprint", "float32a", "", ""),
     ],
 )
-def test_the_root_covers_every_part_and_where_it_ends(parts: tuple[bytes, str, str, str]) -> None:
+def test_root_covers_every_part_and_where_it_ends(parts: tuple[bytes, str, str, str]) -> None:
     assert root_hash(*parts) != ROOT
 
 
-def test_a_chain_goes_on_from_names_that_are_known() -> None:
+def test_chain_continues_from_known_names() -> None:
     token_ids = list(range(10))
     whole = HashChain(b"root", 2).first(5, token_ids)
     assert HashChain(b"not used", 2, whole[:3]).first(5, token_ids) == whole

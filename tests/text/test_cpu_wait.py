@@ -58,7 +58,7 @@ def waits_ns(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return waits
 
 
-def test_looks_take_a_small_share_of_the_time(queue: ProcessQueue, clock: Clock, looks: list[str]) -> None:
+def test_samples_take_a_small_share_of_the_time(queue: ProcessQueue, clock: Clock, looks: list[str]) -> None:
     clock.now_s += 1.0 / LOOKING_SHARE  # no look takes a second
     for _ in range(3):
         queue.share()
@@ -68,7 +68,7 @@ def test_looks_take_a_small_share_of_the_time(queue: ProcessQueue, clock: Clock,
     assert len(looks) == 3
 
 
-def test_the_share_is_of_the_two_that_waited_longest(clock: Clock, waits_ns: dict[str, int]) -> None:
+def test_share_is_of_the_two_that_waited_longest(clock: Clock, waits_ns: dict[str, int]) -> None:
     waits_ns |= {"1": 5, "2": 5, "3": 5}
     queue = ProcessQueue(clock)
     clock.now_s += 0.1
@@ -76,7 +76,7 @@ def test_the_share_is_of_the_two_that_waited_longest(clock: Clock, waits_ns: dic
     assert queue.share() == pytest.approx(0.6)
 
 
-def test_a_wait_of_unknown_time_counts_for_nothing(clock: Clock, waits_ns: dict[str, int]) -> None:
+def test_wait_of_unknown_time_counts_for_nothing(clock: Clock, waits_ns: dict[str, int]) -> None:
     waits_ns["1"] = 0
     queue = ProcessQueue(clock)
     clock.now_s += 2 * LONG_AGO_S
@@ -112,7 +112,7 @@ def test_threads_that_ended_leave_no_file(queue: ProcessQueue, clock: Clock) -> 
     assert number not in look()
 
 
-def test_a_closed_queue_leaves_no_file(clock: Clock) -> None:
+def test_closed_queue_leaves_no_file(clock: Clock) -> None:
     own = str(threading.get_native_id())
     before, queue = open_threads().count(own), ProcessQueue(clock)
     assert open_threads().count(own) == before + 1
@@ -120,9 +120,7 @@ def test_a_closed_queue_leaves_no_file(clock: Clock) -> None:
     assert open_threads().count(own) == before
 
 
-def test_looks_without_a_free_descriptor_follow_the_threads_that_are_known(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_without_a_free_descriptor_follow_known_threads(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = ProcessQueue(clock)
     ends = threading.Event()
     thread = threading.Thread(target=ends.wait)

@@ -36,17 +36,17 @@ def test_text_survives_the_way_there_and_back(kind: str, text: str) -> None:
     assert "".join(streamed(tokenizer, token_ids)) == tokenizer.decode(token_ids)
 
 
-def test_a_split_character_waits_until_it_is_complete() -> None:
+def test_split_character_waits_until_it_is_complete() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     assert streamed(tokenizer, tokenizer.encode("a😀b").ids) == ["a", "", "", "", "😀", "b", ""]
 
 
-def test_the_withheld_tail_is_flushed() -> None:
+def test_withheld_tail_is_flushed() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     assert streamed(tokenizer, tokenizer.encode("a😀").ids[:3]) == ["a", "", "", "\ufffd"]
 
 
-def test_a_run_of_bytes_waits_for_its_end() -> None:
+def test_run_of_bytes_waits_for_its_end() -> None:
     tokenizer = TOKENIZERS["byte_fallback"]
     assert streamed(tokenizer, [0xE2, 0x82, 0xAC, *tokenizer.encode("a").ids[1:]]) == ["", "", "", "€a", ""]
 
@@ -63,7 +63,7 @@ def test_where_decode_stream_fails_this_one_does_not() -> None:
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @settings(max_examples=120, deadline=None)
 @given(st.data())
-def test_several_at_once_say_the_same_in_the_end(kind: str, data: st.DataObject) -> None:
+def test_tokens_together_give_the_same_text_as_one_by_one(kind: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[kind]
     ids = st.integers(0, tokenizer.get_vocab_size() - 1) | st.sampled_from(tokenizer.encode("a é€😀").ids)
     batches = data.draw(st.lists(st.lists(ids, max_size=5), max_size=8))
@@ -86,7 +86,7 @@ class CountedTokenizer:
 
 
 @pytest.mark.parametrize("period", [(1,), (0,), (0, 1), (0, 1, 2), (3, 1, 0), (0, 1, 2, 3, 2)])
-def test_detokenizer_of_bytes_that_are_no_text_costs_in_proportion_to_their_number(period: tuple[int, ...]) -> None:
+def test_detokenizer_of_invalid_bytes_takes_linear_time(period: tuple[int, ...]) -> None:
     counted, tokens = CountedTokenizer(TOKENIZERS["byte_level"]), 2000
     face = TOKENIZERS["byte_level"].encode("😀").ids
     token_ids = [face[place] for place in period] * (tokens // len(period)) + face

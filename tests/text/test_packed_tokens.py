@@ -17,13 +17,13 @@ def test_packed_tokens_are_the_bytes_that_protobuf_writes(token_ids: list[int]) 
 
 
 @given(IDS, IDS)
-def test_two_parts_that_are_joined_are_those_of_the_whole(first: list[int], second: list[int]) -> None:
+def test_joined_parts_equal_the_complete_list(first: list[int], second: list[int]) -> None:
     packer = TokenPacker()
     assert packer.pack(first) + packer.pack(second) == packer.pack(first + second)
 
 
 @given(IDS)
-def test_an_embedded_message_in_two_pieces_is_one(token_ids: list[int]) -> None:
+def test_embedded_message_in_two_pieces_is_one(token_ids: list[int]) -> None:
     head = session_pb2.ConnectRequest(number=7, start=session_pb2.Start(attempt_id=5, cache_root=b"root"))
     number = session_pb2.ConnectRequest.DESCRIPTOR.fields_by_name["start"].number
     piece = field(number, field(NUMBER, TokenPacker().pack(token_ids)))

@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_checkpoint_without_the_files_is_pooled_at_its_last_token_and_normalised(folder: Path) -> None:
+def test_checkpoint_without_pooler_files_uses_the_normalised_last_token(folder: Path) -> None:
     assert read_pooler(folder) == Pooler(Pooling(PoolingKind.LAST), normalises=True)
 
 
@@ -29,7 +29,7 @@ def test_both_spellings_of_a_mode_are_read(mode: str, kind: PoolingKind, normali
         assert read_pooler(write_modules(folder, config, normalises)) == Pooler(Pooling(kind), normalises)
 
 
-def test_a_rerankers_tokens_are_read(folder: Path) -> None:
+def test_rerankers_tokens_are_read(folder: Path) -> None:
     assert read_pooler(write_logit_score(folder, 7, 9)).score == LogitScore((7, 9))
     assert read_pooler(write_logit_score(folder, 7, None)).score == LogitScore((7,))
 
@@ -53,21 +53,21 @@ def test_other_ways_to_pool_are_refused_by_name(config: dict[str, Any], message:
 
 @pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "config_sentence_transformers.json"])
 @pytest.mark.parametrize("content", ["", '[{"type": ', "[1]", '"x"'])
-def test_a_damaged_file_is_named(name: str, content: str, folder: Path) -> None:
+def test_damaged_file_is_named(name: str, content: str, folder: Path) -> None:
     write_modules(folder, pooling_config("cls"), normalises=True)
     (folder / name).write_text(content)
     with pytest.raises(PoolingRefused, match=f"^{folder / name}: "):
         read_pooler(folder)
 
 
-def test_a_missing_file_of_a_module_is_named(folder: Path) -> None:
+def test_missing_file_of_a_module_is_named(folder: Path) -> None:
     write_modules(folder, pooling_config("cls"), normalises=True)
     (folder / "1_Pooling" / "config.json").unlink()
     with pytest.raises(PoolingRefused, match=f"^{folder / '1_Pooling' / 'config.json'}: No such file"):
         read_pooler(folder)
 
 
-def test_a_module_that_is_not_served_is_refused_by_name(folder: Path) -> None:
+def test_unsupported_module_is_rejected_by_name(folder: Path) -> None:
     (folder / "modules.json").write_text(
         json.dumps([{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}])
     )
@@ -87,9 +87,7 @@ def test_a_module_that_is_not_served_is_refused_by_name(folder: Path) -> None:
         ({"out_features": 0}, "2_Dense/config.json: in_features 64 and out_features 0 do not fit"),
     ],
 )
-def test_a_linear_layer_that_is_not_served_is_refused_by_name(
-    changes: dict[str, Any], message: str, folder: Path
-) -> None:
+def test_unsupported_linear_layer_is_rejected_by_name(changes: dict[str, Any], message: str, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 64}))
     write_dense(folder, [torch.zeros(8, 64)])
     path = folder / "2_Dense" / "config.json"
@@ -107,7 +105,7 @@ def test_dimensions_that_the_checkpoint_lists_are_the_only_ones(folder: Path) ->
         pooler.check_dimensions(20, size=64)
 
 
-def test_the_default_prompt_stands_before_a_text_and_an_unknown_name_is_refused(tmp_path: Path) -> None:
+def test_default_prompt_precedes_a_text_and_unknown_names_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     stated = {"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "query"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(stated))
@@ -125,14 +123,14 @@ def test_the_default_prompt_stands_before_a_text_and_an_unknown_name_is_refused(
         ({"num_labels": 1, "sbert_ce_default_activation_function": "torch.nn.Tanh"}, "the activation torch.nn.Tanh"),
     ],
 )
-def test_a_head_that_is_not_served_is_refused_by_name(fields: dict[str, Any], refusal: str, tmp_path: Path) -> None:
+def test_unsupported_head_is_rejected_by_name(fields: dict[str, Any], refusal: str, tmp_path: Path) -> None:
     config = {"architectures": ["XForSequenceClassification"], **fields}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(PoolingRefused, match=refusal):
         read_pooler(tmp_path)
 
 
-def test_a_head_that_states_identity_gives_its_logit(tmp_path: Path) -> None:
+def test_head_that_states_identity_gives_its_logit(tmp_path: Path) -> None:
     stated = {"activation_fn": "torch.nn.modules.linear.Identity"}
     config = {"architectures": ["BertForSequenceClassification"], "num_labels": 1, "sentence_transformers": stated}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -35,7 +35,7 @@ def tokens_of(out: list[PassedTokens]) -> list[int]:
 
 @settings(max_examples=120, deadline=None)
 @given(st.lists(TEXTS, max_size=8), STOPS, TEXTS)
-def test_the_text_ends_where_the_first_stop_begins(pieces: list[str], stops: tuple[str, ...], tail: str) -> None:
+def test_text_ends_where_the_first_stop_begins(pieces: list[str], stops: tuple[str, ...], tail: str) -> None:
     out, stop_filter = run(pieces, stops, tail)
     whole = "".join(pieces) + tail
     match = first_stop(whole, stops)
@@ -45,7 +45,7 @@ def test_the_text_ends_where_the_first_stop_begins(pieces: list[str], stops: tup
 
 @settings(max_examples=120, deadline=None)
 @given(st.lists(TEXTS, max_size=8), STOPS)
-def test_the_tokens_are_those_whose_text_begins_before_the_stop(pieces: list[str], stops: tuple[str, ...]) -> None:
+def test_kept_tokens_begin_before_the_stop(pieces: list[str], stops: tuple[str, ...]) -> None:
     out, _ = run(pieces, stops)
     match = first_stop("".join(pieces), stops)
     begins = [len("".join(pieces[:index])) for index in range(len(pieces))]
@@ -67,12 +67,12 @@ def test_nothing_goes_out_that_may_belong_to_a_stop(pieces: list[str], stops: tu
                     assert len(gone) <= len(seen) - length
 
 
-def test_without_stops_everything_goes_out_at_once() -> None:
+def test_text_without_stops_is_sent_immediately() -> None:
     out, _ = run(["a", "", "b"], (), "c")
     assert out == [PassedTokens((0,), "a"), PassedTokens((1,), ""), PassedTokens((2,), "b"), PassedTokens((), "c")]
 
 
-def test_a_possible_beginning_is_held_back_with_its_tokens() -> None:
+def test_possible_beginning_is_held_back_with_its_tokens() -> None:
     stop_filter = StopFilter(("END",))
     assert stop_filter.push(1, "x") == PassedTokens((1,), "x")
     assert stop_filter.push(2, " E") == PassedTokens((2,), " ")
@@ -80,21 +80,21 @@ def test_a_possible_beginning_is_held_back_with_its_tokens() -> None:
     assert stop_filter.push(4, "x") == PassedTokens((3, 4), "ENx")
 
 
-def test_a_token_without_text_waits_for_its_text() -> None:
+def test_token_without_text_waits_for_its_text() -> None:
     stop_filter = StopFilter(("é",))
     assert stop_filter.push(1, "") == PassedTokens((), "")
     assert stop_filter.push(2, "é") == PassedTokens((), "")
     assert stop_filter.matched == "é"
 
 
-def test_after_a_match_nothing_comes_out() -> None:
+def test_nothing_is_sent_after_a_match() -> None:
     stop_filter = StopFilter(("b",))
     assert stop_filter.push(1, "abc") == PassedTokens((1,), "a")
     assert stop_filter.push(2, "d") == PassedTokens((), "")
     assert stop_filter.finish("e") == PassedTokens((), "")
 
 
-def test_the_first_tokens_are_part_of_no_stop_before_min_tokens() -> None:
+def test_first_tokens_are_part_of_no_stop_before_min_tokens() -> None:
     stop_filter = StopFilter(("ab",), min_tokens=2)
     assert stop_filter.push(1, "ab") == PassedTokens((1,), "ab")
     assert stop_filter.push(2, "a") == PassedTokens((2,), "a")  # not held back, though a stop might begin with it

@@ -88,7 +88,7 @@ async def test_prompt_of_layout_is_that_of_transformers(folder: Path, served: To
 
 
 @pytest.mark.parametrize("folder", layouts(), indirect=True)
-def test_ends_are_those_of_both_configurations_and_of_the_tokenizer(folder: Path) -> None:
+def test_end_tokens_unite_both_configurations_and_the_tokenizer(folder: Path) -> None:
     theirs: Any = AutoTokenizer.from_pretrained(folder)
     config, stated = json.loads((folder / "config.json").read_text()), set[int]()
     path = folder / "generation_config.json"

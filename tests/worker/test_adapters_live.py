@@ -48,7 +48,7 @@ def command(attempt_id: int, prompt: list[int], adapter: str) -> dict[str, Any]:
     }
 
 
-async def test_two_adapters_and_the_base_through_both_workers_at_once(
+async def test_two_adapters_and_the_base_run_together_on_both_workers(
     checkpoint: Path, adapters: list[AdapterFolder], expected: list[list[int]]
 ) -> None:
     async with real_pair(checkpoint, adapters=adapters) as pair:
@@ -61,7 +61,7 @@ async def test_two_adapters_and_the_base_through_both_workers_at_once(
         assert [heard.tokens(each) for each in range(len(PROMPTS))] == expected
 
 
-async def test_a_decode_worker_computes_prompts_with_adapters_itself(
+async def test_decode_worker_computes_prompts_with_adapters_itself(
     checkpoint: Path, adapters: list[AdapterFolder], expected: list[list[int]]
 ) -> None:
     async with real_pair(checkpoint, adapters=adapters) as pair:
@@ -77,7 +77,7 @@ async def test_a_decode_worker_computes_prompts_with_adapters_itself(
         assert [[token_id, *later(each)] for each, token_id in enumerate(first)] == expected
 
 
-async def test_a_name_that_a_worker_does_not_know_fails_that_request_alone(
+async def test_name_that_a_worker_does_not_know_fails_that_request_alone(
     checkpoint: Path, adapters: list[AdapterFolder], expected: list[list[int]]
 ) -> None:
     async with real_pair(checkpoint, adapters=adapters[:1]) as pair:

@@ -13,7 +13,7 @@ def digest(*hashes: bytes) -> int:
     return reduce(lambda sum_, each: sum_ ^ int.from_bytes(each[:8], "little"), hashes, 0)
 
 
-def test_a_step_is_one_message_and_messages_count_from_one() -> None:
+def test_step_is_one_message_and_messages_count_from_one() -> None:
     log = CacheLog()
     [first] = log.record(CacheChanges(tuple(HASHES[:3]), ()))
     [second] = log.record(CacheChanges((HASHES[3],), (HASHES[0],)))
@@ -21,7 +21,7 @@ def test_a_step_is_one_message_and_messages_count_from_one() -> None:
     assert (second.stored, second.evicted) == (HASHES[3], HASHES[0])
 
 
-def test_what_is_too_much_for_one_message_goes_into_several() -> None:
+def test_oversized_update_is_split_into_several_messages() -> None:
     log = CacheLog(message_hashes=3)
     log.record(CacheChanges(tuple(HASHES[:4]), ()))
     messages = log.record(CacheChanges(tuple(HASHES[4:]), tuple(HASHES[:4])))
@@ -30,14 +30,14 @@ def test_what_is_too_much_for_one_message_goes_into_several() -> None:
     assert b"".join(each.stored for each in messages) == b"".join(HASHES[4:])
 
 
-def test_the_sum_is_that_of_what_is_there_now() -> None:
+def test_checksum_covers_present_blocks() -> None:
     log = CacheLog()
     log.record(CacheChanges(tuple(HASHES[:3]), ()))
     log.record(CacheChanges((HASHES[1],), (HASHES[0], HASHES[7])))  # one was there, one never was
     assert (log.blocks, log.digest) == (2, digest(HASHES[1], HASHES[2]))
 
 
-def test_a_snapshot_has_everything_in_bounded_parts() -> None:
+def test_snapshot_has_everything_in_bounded_parts() -> None:
     log = CacheLog(message_hashes=3)
     [empty] = log.snapshot()
     assert (empty.sequence, empty.part, empty.parts, empty.hashes) == (0, 0, 1, b"")

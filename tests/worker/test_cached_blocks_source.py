@@ -41,7 +41,7 @@ async def refusal(call: Any) -> grpc.StatusCode:
 
 
 @pytest.mark.parametrize("kind", [DecodeStack, PrefillStack])
-async def test_the_longest_prefix_in_the_cache_is_given_and_nothing_is_held(kind: Any) -> None:
+async def test_longest_prefix_in_the_cache_is_given_and_nothing_is_held(kind: Any) -> None:
     async with served(stack := kind()) as stub:
         call = stub.Open(opening(stack))
         message = await call.read()
@@ -52,7 +52,7 @@ async def test_the_longest_prefix_in_the_cache_is_given_and_nothing_is_held(kind
         assert await call.read() is grpc.aio.EOF
 
 
-async def test_blocks_that_are_not_there_are_an_answer_too() -> None:
+async def test_missing_blocks_are_reported() -> None:
     async with served(stack := DecodeStack()) as stub:
         message = await stub.Open(opening(stack, HASHES[2:])).read()
         assert message.watermark_blocks == 0 and message.HasField("end")
@@ -87,7 +87,7 @@ async def test_blocks_that_a_reader_finds_corrupt_are_not_given_again() -> None:
         assert await stack.on_engine(lambda: stack.pool.touch(HASHES)) == ()
 
 
-async def test_blocks_that_were_overwritten_are_not_taken_for_corrupt() -> None:
+async def test_overwritten_blocks_are_not_reported_as_corrupt() -> None:
     async with served(stack := DecodeStack()) as stub:
         await stub.Open(opening(stack)).read()
         await stack.on_engine(lambda: [stack.pool.release(block) for block in stack.pool.allocate(BLOCKS)])
@@ -96,7 +96,7 @@ async def test_blocks_that_were_overwritten_are_not_taken_for_corrupt() -> None:
         assert len(await stack.on_engine(lambda: stack.pool.touch(HASHES))) == len(HASHES)
 
 
-async def test_the_watch_of_a_reader_that_was_lost_ends_with_its_lease() -> None:
+async def test_watch_of_a_reader_that_was_lost_ends_with_its_lease() -> None:
     async with served(stack := DecodeStack(lease_s=0.05)) as stub:
         call = stub.Open(opening(stack))
         await call.read()
@@ -107,13 +107,13 @@ async def test_the_watch_of_a_reader_that_was_lost_ends_with_its_lease() -> None
         assert not await closed_valid(stub)
 
 
-async def test_a_reader_that_gives_up_ends_the_watch() -> None:
+async def test_reader_that_gives_up_ends_the_watch() -> None:
     async with served(stack := DecodeStack()) as stub:
         await stub.Open(opening(stack)).read()
         assert not await closed_valid(stub, complete=False)
 
 
-async def test_a_reader_that_leaves_while_the_engine_computes_leaves_nothing_behind() -> None:
+async def test_reader_that_leaves_while_the_engine_computes_leaves_nothing_behind() -> None:
     async with served(stack := PrefillStack(lease_s=0.05)) as stub, SessionClient(stack.endpoint) as router:
         stack.runner.hold()
         await router.send(prefill=prompt_command(1, b"p" * 16, tokens=stack.chunk_tokens))
@@ -126,7 +126,7 @@ async def test_a_reader_that_leaves_while_the_engine_computes_leaves_nothing_beh
         await eventually(lambda: not stack.pool._watches)
 
 
-async def test_an_id_is_used_once() -> None:
+async def test_id_is_used_once() -> None:
     async with served(stack := DecodeStack()) as stub:
         call = stub.Open(opening(stack))
         await call.read()

@@ -33,7 +33,7 @@ async def corrupt_one(pair: RealPair) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "tcp", "grpc"])
-async def test_a_byte_flipped_before_the_pull_is_seen_and_the_prompt_computed_anew(
+async def test_byte_flipped_before_the_pull_is_found_and_the_prompt_recomputed(
     checkpoint: Path, transport: TransportChoice
 ) -> None:
     async with real_pair(checkpoint, transport=transport, checksum_share=1.0) as pair:

@@ -122,7 +122,7 @@ async def reader(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     await running.close()
 
 
-async def test_memory_of_a_source_that_has_ended_is_closed_without_another_transfer(
+async def test_memory_of_an_exited_source_is_closed_without_another_transfer(
     cuda: FakeCuda, source: Source, reader: Reader
 ) -> None:
     peers = reader.peers()
@@ -134,7 +134,7 @@ async def test_memory_of_a_source_that_has_ended_is_closed_without_another_trans
     assert peer.forgotten and not peers.links
 
 
-async def test_memory_that_is_read_when_its_source_ends_is_closed_afterwards(
+async def test_memory_read_while_its_source_exits_is_closed_afterwards(
     cuda: FakeCuda, source: Source, reader: Reader
 ) -> None:
     peers = reader.peers()
@@ -146,7 +146,7 @@ async def test_memory_that_is_read_when_its_source_ends_is_closed_afterwards(
     await eventually(lambda: cuda.calls.fake_opened() == 0)
 
 
-async def test_a_way_whose_first_copy_fails_is_not_taken(cuda: FakeCuda, source: Source, reader: Reader) -> None:
+async def test_transport_with_a_failing_first_copy_is_not_used(cuda: FakeCuda, source: Source, reader: Reader) -> None:
     cuda.calls.fake_fail_after(0)
     peers = reader.peers()
     peer = await peers.borrow(source.endpoint)
@@ -155,16 +155,14 @@ async def test_a_way_whose_first_copy_fails_is_not_taken(cuda: FakeCuda, source:
     peers.give_back(peer)
 
 
-async def test_the_one_way_that_may_be_taken_fails_with_its_first_copy(
-    cuda: FakeCuda, source: Source, reader: Reader
-) -> None:
+async def test_only_allowed_transport_fails_with_its_first_copy(cuda: FakeCuda, source: Source, reader: Reader) -> None:
     cuda.calls.fake_fail_after(0)
     with pytest.raises(PeerFailed, match="copy from the peer's memory failed"):
         await reader.peers("cuda_ipc").borrow(source.endpoint)
     assert cuda.calls.fake_opened() == 0
 
 
-async def test_a_first_copy_that_the_gpu_does_not_end_is_followed_by_no_other_way(
+async def test_first_copy_that_the_gpu_does_not_end_is_followed_by_no_other_way(
     source: Source, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CudaDevice, "copy", Mock(side_effect=CopyStuck("copy on cuda:0")))
@@ -172,9 +170,7 @@ async def test_a_first_copy_that_the_gpu_does_not_end_is_followed_by_no_other_wa
         await reader.peers().borrow(source.endpoint)
 
 
-async def test_the_first_block_that_devices_copy_is_compared_with_its_source_once(
-    source: Source, reader: Reader
-) -> None:
+async def test_first_block_that_devices_copy_is_compared_with_its_source_once(source: Source, reader: Reader) -> None:
     right = source.pool.view(BLOCKS, -1)[7].clone()
     pulls = TransferReader(reader.peers())
     for destination in (2, 4):
@@ -185,7 +181,7 @@ async def test_the_first_block_that_devices_copy_is_compared_with_its_source_onc
     await pulls.close()
 
 
-async def test_a_way_that_changes_bytes_is_not_taken_again(cuda: FakeCuda, source: Source, reader: Reader) -> None:
+async def test_transport_that_changes_bytes_is_not_used_again(cuda: FakeCuda, source: Source, reader: Reader) -> None:
     source.pool.add_(1)  # so what the driver copies is wrong
     pulls = TransferReader(reader.peers())
     with pytest.raises(BlocksCorrupt, match="beginning of the first copied block differs"):

@@ -40,7 +40,7 @@ async def test_work_left_over_by_a_drain_is_for_other_workers(role: str, why: st
         assert each.counts.held == 0
 
 
-async def test_tokens_that_were_made_before_the_hand_over_come_before_it() -> None:
+async def test_tokens_before_the_hand_over_are_sent_first() -> None:
     async with running(PrefillStack()) as prefill:
         decode = DecodeStack()
         await decode.start()
@@ -62,7 +62,7 @@ async def test_tokens_that_were_made_before_the_hand_over_come_before_it() -> No
         assert decode.counts.held == 0
 
 
-async def test_prefill_is_drained_only_when_its_kv_was_taken() -> None:
+async def test_prefill_drains_only_after_its_kv_was_pulled() -> None:
     async with pair() as both:
         drain = Drain(both.prefill.service)
         identity = b"3" * 16

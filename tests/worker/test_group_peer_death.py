@@ -55,7 +55,7 @@ async def reading(timeout_s: float) -> AsyncIterator[tuple[Peers, torch.Tensor]]
     await peers.close()
 
 
-async def test_a_source_killed_in_mid_transfer_is_named_and_the_next_one_is_paired_with(
+async def test_source_killed_in_mid_transfer_is_named_and_the_next_one_pairs(
     sources: tuple[Source, Source],
 ) -> None:
     dying, living = sources

@@ -41,7 +41,7 @@ def pool_of(stack: PrefillStack | DecodeStack) -> torch.Tensor:
     return stack.memory.tensor.view(-1, BLOCK_BYTES)
 
 
-async def test_blocks_come_bit_for_bit_and_the_link_is_measured() -> None:
+async def test_blocks_are_copied_bit_for_bit_and_the_link_is_measured() -> None:
     async with both() as (prefill, decode):
         await compute_prompt(prefill, ID)
         pull = await decode.reader.pull(prefill.endpoint, ID, Reservation((7, 2, 5), 0))
@@ -61,7 +61,7 @@ async def test_kernels_for_messages_are_compiled_on_neither_event_loop(monkeypat
         assert threading.current_thread() not in threads
 
 
-async def test_a_group_whose_kernels_cannot_be_compiled_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_without_compilable_kernels_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async with both() as (prefill, decode):
         with monkeypatch.context() as patched:
             patched.setattr(process_groups, "GroupTransport", Mock(side_effect=RuntimeError("no compiler")))
@@ -81,7 +81,7 @@ async def test_only_the_interface_that_was_named_is_listened_on() -> None:
         assert len({port for _, port in opened} - ports) == 2  # one for each rank
 
 
-async def test_a_refused_read_leaves_the_group_as_it_was() -> None:
+async def test_rejected_read_keeps_the_group() -> None:
     async with both() as (prefill, decode), linked(prefill, decode) as peer:
         with pytest.raises(CopyRefused):
             await asyncio.to_thread(peer.transport.copy, b"?" * 16, [BlockPair(0, 0, 3)])
@@ -107,7 +107,7 @@ async def test_groups_end_with_their_reader_and_leave_nothing() -> None:
             await eventually(lambda: len(tcp_sockets(os.getpid())) <= stay)
 
 
-async def test_a_group_that_the_source_ended_is_made_anew() -> None:
+async def test_group_ended_by_the_source_is_created_again() -> None:
     async with both() as (prefill, decode):
         async with linked(prefill, decode) as peer:
             next(iter(prefill.host._groups.values())).broken.set()
@@ -122,7 +122,7 @@ async def test_a_group_that_the_source_ended_is_made_anew() -> None:
         assert pull.transport == "gloo"
 
 
-async def test_a_source_that_stands_still_is_given_up_at_the_groups_timeout() -> None:
+async def test_stalled_source_times_out_with_the_group() -> None:
     go_on = threading.Event()
     impatient = replace(GLOO, timeout_s=2.0)
     async with (
@@ -140,7 +140,7 @@ async def test_a_source_that_stands_still_is_given_up_at_the_groups_timeout() ->
         go_on.set()
 
 
-async def test_a_worker_without_groups_is_read_over_tcp_unless_a_group_was_demanded() -> None:
+async def test_worker_without_groups_is_read_over_tcp_unless_a_group_was_demanded() -> None:
     async with running(PrefillStack(shared=False)) as prefill:
         async with running(DecodeStack(groups=GLOO)) as decode, linked(prefill, decode):
             [link] = decode.peers.links

@@ -29,7 +29,7 @@ def has_gpus(monkeypatch: pytest.MonkeyPatch, usable: bool, count: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
 
-def test_a_gpu_without_a_number_is_the_first(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_without_a_number_is_the_first(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     has_gpus(monkeypatch, usable=True, count=2)
     assert prepared(checkpoint, "cuda").options.device == torch.device("cuda", 0)
     assert prepared(checkpoint, "cuda:1").options.device == torch.device("cuda", 1)
@@ -44,7 +44,7 @@ def test_a_gpu_without_a_number_is_the_first(checkpoint: Path, monkeypatch: pyte
     ],
     ids=["number", "ranks", "driver"],
 )
-def test_a_gpu_that_is_not_there_is_named(
+def test_missing_gpu_is_named(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, device: str, ranks: int, usable: bool, message: str
 ) -> None:
     has_gpus(monkeypatch, usable, count=1)
@@ -53,9 +53,7 @@ def test_a_gpu_that_is_not_there_is_named(
 
 
 @pytest.mark.parametrize("option", ["kv_memory", "swap_memory", "kv_tier_memory"])
-def test_prepare_with_more_memory_than_the_machine_has_is_refused_with_the_amounts(
-    checkpoint: Path, option: str
-) -> None:
+def test_prepare_with_more_memory_than_the_machine_is_rejected_with_amounts(checkpoint: Path, option: str) -> None:
     sizes: dict[str, Any] = {option: 1 << 50}
     config = DecodeConfig(worker_id="decode-0", model=checkpoint, **sizes)
     with pytest.raises(ModelError, match=rf"{option.replace('_', '-')} of 1.049e\+06 GiB .* memory here; .* at most"):

@@ -26,7 +26,7 @@ async def two_routers(checkpoint: Path) -> AsyncIterator[tuple[RealPair, AsyncBa
             yield pair, one, other
 
 
-async def test_a_request_of_four_fifths_of_a_worker_is_answered(checkpoint: Path) -> None:
+async def test_request_of_four_fifths_of_a_worker_is_answered(checkpoint: Path) -> None:
     async with two_routers(checkpoint) as (_, one, other):
         for client in (one, other, one):
             completion = await client.complete(LARGE, max_tokens=4, ignore_eos=True)

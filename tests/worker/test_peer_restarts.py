@@ -43,7 +43,7 @@ async def read_once(prefill: PrefillStack, decode: DecodeStack, router: SessionC
         await eventually(lambda: len(router.tokens(attempt)) == 4 or router.about("failed", attempt))
 
 
-async def test_a_peer_that_does_not_come_back_is_let_go_of_without_another_transfer() -> None:
+async def test_peer_that_does_not_return_is_released_without_another_transfer() -> None:
     async with running(DecodeStack()) as decode, SessionClient(decode.endpoint) as router:
         own = kept().mappings
         for life in range(1, 4):
@@ -55,7 +55,7 @@ async def test_a_peer_that_does_not_come_back_is_let_go_of_without_another_trans
             assert not decode.reader.links
 
 
-async def test_a_stop_ends_the_sweep_before_it_waits_for_pairings_under_way() -> None:
+async def test_stop_ends_the_sweep_before_it_waits_for_pairings_under_way() -> None:
     """A peer that goes in that time would be closed by both."""
     pool = torch.zeros(64, dtype=torch.uint8)
     peers = Peers(PoolDescription(b"f" * 32, 64, 1, "host", b"pool"), pool, PullThread(None), "auto", 5.0)

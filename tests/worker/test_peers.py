@@ -12,7 +12,7 @@ from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import DecodeStack, PrefillStack, prompt_command, running
 
 
-async def test_a_forgotten_peer_stays_usable_until_it_is_given_back() -> None:
+async def test_forgotten_peer_stays_usable_until_it_is_given_back() -> None:
     async with running(PrefillStack()) as prefill, running(DecodeStack()) as decode:
         first = await decode.peers.borrow(prefill.endpoint)
         second = await decode.peers.borrow(prefill.endpoint)
@@ -28,14 +28,14 @@ async def test_a_forgotten_peer_stays_usable_until_it_is_given_back() -> None:
         decode.peers.give_back(again)
 
 
-async def test_a_failed_pairing_is_tried_again() -> None:
+async def test_failed_pairing_is_tried_again() -> None:
     async with running(DecodeStack()) as decode:
         with pytest.raises(PeerFailed):
             await decode.peers.borrow("127.0.0.1:1")
         assert not decode.peers._pairings
 
 
-async def test_a_waiter_that_is_cancelled_does_not_end_the_pairing_of_others() -> None:
+async def test_cancelled_waiter_does_not_end_the_pairing_of_others() -> None:
     async with running(PrefillStack()) as prefill, running(DecodeStack()) as decode:
         impatient = asyncio.create_task(decode.peers.borrow(prefill.endpoint))
         patient = asyncio.create_task(decode.peers.borrow(prefill.endpoint))
@@ -46,7 +46,7 @@ async def test_a_waiter_that_is_cancelled_does_not_end_the_pairing_of_others() -
         decode.peers.give_back(peer)
 
 
-async def test_a_prefill_worker_that_came_back_is_paired_with_anew() -> None:
+async def test_returning_prefill_worker_is_paired_again() -> None:
     async with running(DecodeStack()) as decode:
         old, new, port = PrefillStack(), PrefillStack(), free_port()
         await old.start(port)
@@ -64,7 +64,7 @@ async def test_a_prefill_worker_that_came_back_is_paired_with_anew() -> None:
         await new.stop()
 
 
-async def test_the_link_of_a_broken_transfer_is_forgotten() -> None:
+async def test_link_of_a_broken_transfer_is_forgotten() -> None:
     async with running(DecodeStack()) as decode:
         prefill = PrefillStack()
         await prefill.start()
@@ -77,7 +77,7 @@ async def test_the_link_of_a_broken_transfer_is_forgotten() -> None:
         await prefill.stop()
 
 
-async def test_a_closed_set_of_peers_lends_nothing() -> None:
+async def test_closed_set_of_peers_lends_nothing() -> None:
     decode = DecodeStack()
     await decode.start()
     await decode.stop()

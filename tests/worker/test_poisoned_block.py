@@ -51,7 +51,7 @@ def written(before: torch.Tensor, now: torch.Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, *QUANTISED], ids=str)
-def test_a_flipped_bit_in_the_pool_changes_what_a_model_says(checkpoint: Path, kv_dtype: torch.dtype) -> None:
+def test_flipped_bit_in_the_pool_changes_the_answer(checkpoint: Path, kv_dtype: torch.dtype) -> None:
     def answer(poison: bool) -> list[int] | None:
         paged = PagedModel(checkpoint, blocks=8, kv_dtype=kv_dtype)
         table, tokens = paged.blocks(len(PROMPT) + NEW_TOKENS), list(PROMPT)
@@ -71,9 +71,7 @@ def test_a_flipped_bit_in_the_pool_changes_what_a_model_says(checkpoint: Path, k
     assert answer(poison=True) != clean
 
 
-async def test_a_bit_flipped_between_prefill_and_the_pull_changes_the_answer(
-    checkpoint: Path, oracle: list[int]
-) -> None:
+async def test_bit_flipped_between_prefill_and_the_pull_changes_the_answer(checkpoint: Path, oracle: list[int]) -> None:
     async with real_pair(checkpoint) as pair:
         before = pair.prefill_pages.data.clone()
         start = await pair.compute(1, PROMPT, NEW_TOKENS)
@@ -82,7 +80,7 @@ async def test_a_bit_flipped_between_prefill_and_the_pull_changes_the_answer(
         assert await pair.finish(await pair.compute(2, PROMPT, NEW_TOKENS)) == oracle
 
 
-async def test_a_bit_flipped_in_a_block_cached_at_decode_changes_the_next_answer(
+async def test_bit_flipped_in_a_block_cached_at_decode_changes_the_next_answer(
     checkpoint: Path, oracle: list[int]
 ) -> None:
     hashes = HashChain(bytes(32), BLOCK_TOKENS).first(len(PROMPT) // BLOCK_TOKENS, PROMPT)
@@ -97,7 +95,7 @@ async def test_a_bit_flipped_in_a_block_cached_at_decode_changes_the_next_answer
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-async def test_a_bit_flipped_in_a_cache_is_found_before_it_is_used_where_all_blocks_are_compared(
+async def test_cached_bit_flip_is_found_before_use_if_all_blocks_are_compared(
     checkpoint: Path, kv_cache_dtype: str, role: str
 ) -> None:
     hashes = HashChain(bytes(32), BLOCK_TOKENS).first(len(PROMPT) // BLOCK_TOKENS, PROMPT)
@@ -114,7 +112,7 @@ async def test_a_bit_flipped_in_a_cache_is_found_before_it_is_used_where_all_blo
         assert rest.counters.corrupt_at_rest_blocks == 1
 
 
-async def test_a_cached_block_that_is_not_finite_fails_one_answer_and_the_next_is_exact(
+async def test_nonfinite_cached_block_fails_one_answer_and_the_next_is_exact(
     checkpoint: Path, oracle: list[int]
 ) -> None:
     hashes = HashChain(bytes(32), BLOCK_TOKENS).first(len(PROMPT) // BLOCK_TOKENS, PROMPT)

@@ -25,7 +25,7 @@ from baton.worker.transfer import pool
         ("cpu", "auto", ["model"]),
     ],
 )
-def test_the_environment_of_nccl_is_there_before_a_model_is_prepared(
+def test_environment_of_nccl_is_there_before_a_model_is_prepared(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, transport: str, expected: list[str]
 ) -> None:
     """With `--kv-memory auto` ranks have computed a step by then, and NCCL reads its environment once."""

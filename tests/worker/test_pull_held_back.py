@@ -30,7 +30,7 @@ class HeldPulls(PullThread):
         return await super().copy(transport, transfer_id, pairs)
 
 
-async def test_the_first_token_reaches_the_client_while_the_pull_is_held_back(checkpoint: Path) -> None:
+async def test_first_token_reaches_the_client_while_the_pull_is_held_back(checkpoint: Path) -> None:
     pulls = HeldPulls()
     async with (
         asyncio.timeout(2 * WAIT_S),

@@ -75,7 +75,7 @@ async def answer(endpoint: str, attempt_id: int, epoch: int) -> tuple[list[int],
         return [*first.outputs[0].token_ids, *rest], first.timings.cached_tokens
 
 
-async def test_a_decode_worker_becomes_prefill_and_decode_again_with_its_cache(checkpoint: Path) -> None:
+async def test_decode_worker_becomes_prefill_and_decode_again_with_its_cache(checkpoint: Path) -> None:
     async with elastic(checkpoint, "decode") as (worker, endpoint):
         tokens, cached = await answer(endpoint, 1, epoch=1)
         assert cached == 0
@@ -110,7 +110,7 @@ async def test_role_change_drains_first_and_takes_prompts_that_cross_the_notice(
         await eventually(lambda: worker.role == "decode")
 
 
-async def test_a_drain_that_takes_too_long_is_called_off(checkpoint: Path) -> None:
+async def test_drain_that_takes_too_long_is_called_off(checkpoint: Path) -> None:
     async with (
         elastic(checkpoint, "prefill", role_drain_s=60.0) as (worker, endpoint),
         SessionClient(endpoint) as router,

@@ -59,7 +59,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return set_times
 
 
-async def test_what_is_kept_is_offered_at_once_and_what_the_last_requests_leave_after_them(
+async def test_kept_sessions_are_offered_immediately_and_last_ones_after_their_requests(
     quick: Callable[..., None],
 ) -> None:
     worker = LeavingWorker([[kept("a")], [kept("b"), kept("a")]], requests=[True, True, False])
@@ -107,7 +107,7 @@ def names(prefix: str, count: int) -> list[bytes]:
     return [f"{prefix}{number}".encode() for number in range(count)]
 
 
-def test_what_is_taken_over_is_protected_and_could_be_handed_on() -> None:
+def test_received_session_is_protected_and_can_be_handed_on() -> None:
     scheduler = Scheduler(BlockPool(20), 4, 8, 4)
     batch, sessions = scheduler.batch, scheduler.pool.order.sessions
     incoming = batch.begin_take_over(names("a", 4))
@@ -118,7 +118,7 @@ def test_what_is_taken_over_is_protected_and_could_be_handed_on() -> None:
     scheduler.pool.check_conservation()
 
 
-def test_what_is_protected_makes_no_room_for_what_is_taken_over() -> None:
+def test_protected_blocks_are_not_evicted_for_received_ones() -> None:
     scheduler = Scheduler(BlockPool(10), 4, 8, 4)
     batch = scheduler.batch
     first = batch.begin_take_over(names("a", 5))
@@ -138,7 +138,7 @@ def test_take_over_of_no_blocks_leaves_no_session() -> None:
     assert scheduler.pool.counts.free == 10
 
 
-def test_a_session_whose_turn_has_come_meanwhile_goes_on_as_it_does() -> None:
+def test_session_with_a_turn_begun_during_the_pull_is_unchanged() -> None:
     scheduler = Scheduler(BlockPool(20), 4, 8, 4)
     batch, sessions = scheduler.batch, scheduler.pool.order.sessions
     incoming = batch.begin_take_over(names("a", 4))

@@ -8,7 +8,7 @@ from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, Toke
 from baton.worker.role import StepFile
 
 
-def test_each_step_is_a_whole_line_at_once_and_the_handler_gets_everything(tmp_path: Path) -> None:
+def test_each_step_is_one_complete_line_and_the_handler_gets_all(tmp_path: Path) -> None:
     taken: list[object] = []
     steps = StepFile(tmp_path / "steps")
     handle = steps.recording(lambda outcomes, timing: taken.append((outcomes, timing)))

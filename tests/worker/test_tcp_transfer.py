@@ -44,7 +44,7 @@ async def test_hosts_without_anything_faster_use_tcp_and_name_why() -> None:
         assert "shared_memory: the peer's pool is not in shared memory" in link.fallback
 
 
-async def test_a_port_that_lets_no_one_in_is_replaced_by_grpc_unless_tcp_was_demanded() -> None:
+async def test_port_that_lets_no_one_in_is_replaced_by_grpc_unless_tcp_was_demanded() -> None:
     async with both() as (prefill, decode):
         prefill.tcp.close()
         await compute_prompt(prefill, ID)
@@ -75,7 +75,7 @@ async def test_only_blocks_of_the_transfer_below_its_watermark_are_read() -> Non
             await asyncio.to_thread(copy, ID, [BlockPair(0, 0, 3)])
 
 
-async def test_a_range_of_any_length_is_refused_at_once_over_grpc_too() -> None:
+async def test_range_of_any_length_is_rejected_immediately_over_grpc_too() -> None:
     async with both("grpc") as (prefill, decode), linked(prefill, decode) as peer:
         await compute_prompt(prefill, ID)
         whole = kv_transfer_pb2.TransferRange(transfer_id=ID, first_block=0, num_blocks=2**32 - 1)
@@ -86,7 +86,7 @@ async def test_a_range_of_any_length_is_refused_at_once_over_grpc_too() -> None:
         await decode.reader.pull(prefill.endpoint, ID, Reservation((7, 2, 5), 0))
 
 
-async def test_a_link_that_breaks_ends_the_transfer_and_the_next_one_pairs_anew() -> None:
+async def test_broken_link_ends_the_transfer_and_the_next_one_pairs_again() -> None:
     async with both("tcp") as (prefill, decode):
         async with linked(prefill, decode) as peer:
             await compute_prompt(prefill, ID)
@@ -102,7 +102,7 @@ async def test_a_link_that_breaks_ends_the_transfer_and_the_next_one_pairs_anew(
         await eventually(lambda: not set(broken) & set(prefill.tcp._connections))
 
 
-async def test_a_source_that_stops_refuses_and_its_blocks_are_not_used() -> None:
+async def test_source_that_stops_refuses_and_its_blocks_are_not_used() -> None:
     async with both("tcp") as (prefill, decode), linked(prefill, decode):
         await compute_prompt(prefill, ID)
         prefill.tcp.detach()
@@ -127,7 +127,7 @@ async def test_blocks_are_looked_up_on_the_loop_with_the_errors_that_it_raises()
         await asyncio.to_thread(ask, ID, 2, 3)
 
 
-def test_a_loop_that_stands_still_or_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_or_finished_loop_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.worker.transfer.tcp_links.LOOK_UP_TIMEOUT_S", 0.05)
     loop = asyncio.new_event_loop()
     ask = looked_up_on(loop, lambda transfer_id, wanted: list(wanted))

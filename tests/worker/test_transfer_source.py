@@ -45,7 +45,7 @@ async def status_of(call: Any) -> grpc.StatusCode:
         return await call.code()
 
 
-async def test_a_reader_that_is_early_waits_and_follows_the_chunks() -> None:
+async def test_early_reader_waits_and_follows_the_chunks() -> None:
     async with served() as (stack, stub, router):
         call = stub.Open(opening(stack))
         await eventually(lambda: len(stack.table) == 1)
@@ -68,14 +68,14 @@ async def test_a_reader_that_is_early_waits_and_follows_the_chunks() -> None:
         assert await status_of(call) is grpc.StatusCode.OK
 
 
-async def test_a_parked_reader_does_not_wait_for_ever() -> None:
+async def test_parked_reader_waits_within_a_bound() -> None:
     async with served(park_s=0.05) as (stack, stub, _):
         call = stub.Open(opening(stack))
         assert await status_of(call) is grpc.StatusCode.NOT_FOUND
         assert len(stack.table) == 0
 
 
-async def test_a_reader_whose_prompt_is_cancelled_is_told() -> None:
+async def test_reader_of_a_cancelled_prompt_is_told() -> None:
     async with served() as (stack, stub, router):
         stack.runner.hold()
         call = stub.Open(opening(stack))
@@ -87,7 +87,7 @@ async def test_a_reader_whose_prompt_is_cancelled_is_told() -> None:
         stack.runner.let_go()
 
 
-async def test_a_lost_reader_starts_the_lease_and_the_pages_come_back() -> None:
+async def test_lost_reader_starts_the_lease_and_its_pages_are_freed() -> None:
     async with served(lease_s=0.05) as (stack, stub, router):
         call = stub.Open(opening(stack))
         await eventually(lambda: len(stack.table) == 1)  # else its lease may run out before the reader comes
@@ -100,7 +100,7 @@ async def test_a_lost_reader_starts_the_lease_and_the_pages_come_back() -> None:
         assert not await closed_valid(stub)
 
 
-async def test_an_open_reader_keeps_the_lease() -> None:
+async def test_open_reader_keeps_the_lease() -> None:
     async with served(lease_s=0.05) as (stack, stub, router):
         call = stub.Open(opening(stack))
         await eventually(lambda: len(stack.table) == 1)  # else its lease may run out before the reader comes
@@ -112,7 +112,7 @@ async def test_an_open_reader_keeps_the_lease() -> None:
         assert await status_of(call) is grpc.StatusCode.OK
 
 
-async def test_a_second_close_is_stale() -> None:
+async def test_second_close_is_stale() -> None:
     async with served() as (_, stub, router):
         await router.send(prefill=prompt_command(1, ID))
         await router.one("first_step", 1)
@@ -120,7 +120,7 @@ async def test_a_second_close_is_stale() -> None:
         assert not await closed_valid(stub)
 
 
-async def test_a_close_before_the_end_frees_the_prompt_and_is_not_valid() -> None:
+async def test_close_before_the_end_frees_the_prompt_and_is_not_valid() -> None:
     async with served() as (stack, stub, router):
         stack.runner.hold()
         await router.send(prefill=prompt_command(1, ID))
@@ -141,7 +141,7 @@ async def test_only_one_may_read_a_transfer() -> None:
 
 
 @pytest.mark.parametrize("identity", [b"", b"short"])
-async def test_an_id_of_the_wrong_length_is_refused(identity: bytes) -> None:
+async def test_id_of_the_wrong_length_is_refused(identity: bytes) -> None:
     async with served() as (stack, stub, _):
         assert await status_of(stub.Open(opening(stack, identity))) is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -166,7 +166,7 @@ async def test_pools_that_do_not_fit_are_not_paired() -> None:
         )
 
 
-async def test_readers_are_let_go_when_the_worker_stops() -> None:
+async def test_readers_are_released_when_the_worker_stops() -> None:
     async with served() as (stack, stub, _):
         call = stub.Open(opening(stack))
         await eventually(lambda: len(stack.table) == 1)

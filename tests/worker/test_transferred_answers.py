@@ -74,7 +74,7 @@ async def test_quantised_kv_of_two_ranks_is_read_by_one_from_sealed_memory(tmp_p
             mmap.mmap(memory.shared.handle.fd, 4096)
 
 
-async def test_rows_of_latent_attention_that_one_rank_wrote_are_copied_to_each_of_two(tmp_path: Path) -> None:
+async def test_latent_rows_of_one_rank_are_copied_to_each_of_two(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "deepseek_v3", seed=22)
     async with answering_pair(folder, (33, 200), decode_ranks=2, checksum_share=1.0) as pair:
         memory = pair.decode._host.memory

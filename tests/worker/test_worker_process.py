@@ -62,7 +62,7 @@ async def started(worker: FakeWorker, epoch: Epoch = FIRST, **config: Any) -> tu
     return process, running
 
 
-async def test_an_epoch_of_the_clock_gives_way_to_the_registrys_and_so_does_that_of_a_new_role() -> None:
+async def test_clock_epoch_yields_to_the_registrys_also_for_a_new_role() -> None:
     server, clock = start_redis_server(), Epoch(1_700_000_000_000, from_clock=True)
     registry = RedisRegistry(server.url, "baton")
     try:
@@ -90,7 +90,7 @@ async def announced(registry: RedisRegistry, epoch: int) -> WorkerRole:
     return found[0].role
 
 
-async def test_a_worker_serves_once_it_has_started_and_reports_until_it_stops() -> None:
+async def test_worker_serves_once_it_has_started_and_reports_until_it_stops() -> None:
     worker = FakeWorker()
     process, running = await started(worker)
     assert running.health.serving
@@ -99,7 +99,7 @@ async def test_a_worker_serves_once_it_has_started_and_reports_until_it_stops() 
     assert worker.stopped and not running.stopping.is_set()
 
 
-async def test_drain_waits_for_what_is_open() -> None:
+async def test_drain_waits_for_open_requests() -> None:
     worker = FakeWorker()
     process, _ = await started(worker)
     worker.busy = True
@@ -112,7 +112,7 @@ async def test_drain_waits_for_what_is_open() -> None:
     await process.stop()
 
 
-async def test_a_lost_engine_ends_the_process_without_waiting_for_what_can_never_end() -> None:
+async def test_lost_engine_ends_the_process_without_waiting() -> None:
     worker = FakeWorker()
     process, running = await started(worker)
     worker.busy = True
@@ -124,7 +124,7 @@ async def test_a_lost_engine_ends_the_process_without_waiting_for_what_can_never
     await process.stop()
 
 
-async def test_an_error_in_the_reports_ends_the_process(caplog: pytest.LogCaptureFixture) -> None:
+async def test_error_in_the_reports_ends_the_process(caplog: pytest.LogCaptureFixture) -> None:
     worker = FakeWorker()
     worker.report_error = ValueError("no such load")
     process, running = await started(worker)
@@ -141,7 +141,7 @@ async def test_an_error_in_the_reports_ends_the_process(caplog: pytest.LogCaptur
         ({"secret": "a secret of this test"}, None),
     ],
 )
-async def test_worker_that_asks_for_no_secret_warns_who_may_use_it(
+async def test_worker_without_a_secret_warns_about_its_callers(
     given: dict[str, Any], who: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     process, _ = await started(FakeWorker(), **given)
@@ -150,7 +150,7 @@ async def test_worker_that_asks_for_no_secret_warns_who_may_use_it(
     assert len(told) == (who is not None) and all(str(who) in line for line in told)
 
 
-async def test_a_wildcard_address_needs_a_name_before_anything_is_loaded() -> None:
+async def test_wildcard_address_needs_a_name_before_anything_is_loaded() -> None:
     worker = FakeWorker()
     with pytest.raises(ConfigError, match="--advertise"):
         await started(worker, host="0.0.0.0")
@@ -159,7 +159,7 @@ async def test_a_wildcard_address_needs_a_name_before_anything_is_loaded() -> No
     await process.stop()
 
 
-async def test_an_ipv6_address_is_announced_in_brackets(caplog: pytest.LogCaptureFixture) -> None:
+async def test_ipv6_address_is_announced_in_brackets(caplog: pytest.LogCaptureFixture) -> None:
     """Pods of some clusters have no other."""
     caplog.set_level("INFO")
     process, running = await started(FakeWorker(), advertise="fd00::7")
@@ -168,14 +168,14 @@ async def test_an_ipv6_address_is_announced_in_brackets(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("advertise", ["[fd00::7]", "node-1:50061"])
-async def test_brackets_and_port_are_not_part_of_what_is_advertised(advertise: str) -> None:
+async def test_brackets_and_port_are_not_advertised(advertise: str) -> None:
     worker = FakeWorker()
     with pytest.raises(ConfigError, match="without brackets and port"):
         await started(worker, advertise=advertise)
     assert not worker.started
 
 
-async def test_a_health_port_answers_probes_that_have_no_certificate(tmp_path: Path) -> None:
+async def test_health_port_answers_probes_that_have_no_certificate(tmp_path: Path) -> None:
     make_certificates(tmp_path / "certs", (), days=1)
     ca, certificate, key = (tmp_path / "certs" / f"internal{each}.pem" for each in ("-ca", "", "-key"))
     worker, (main_port, health_port) = FakeWorker(), free_ports(2)

@@ -53,7 +53,7 @@ def test_times_are_put_on_the_routers_clock_and_the_error_is_said() -> None:
     assert unknown.start_ns == 1_000_000_000_000 and "baton.clock.offset_ms" not in unknown.attributes
 
 
-def test_a_prompt_of_many_chunks_has_few_spans_and_all_its_tokens() -> None:
+def test_prompt_of_many_chunks_has_few_spans_and_all_its_tokens() -> None:
     times = RequestTimes(1, "r", new_trace().traceparent, arrived_s=100.0)
     for index in range(2 * KEPT_CHUNKS):
         times.add_chunk(100.0 + index, 100.5 + index, 10)
@@ -72,7 +72,7 @@ def test_drafted_tokens_are_said_where_there_were_any() -> None:
     assert (attributes["baton.drafted_tokens"], attributes["baton.accepted_tokens"]) == (9, 4)
 
 
-def test_a_request_that_failed_says_why() -> None:
+def test_request_that_failed_says_why() -> None:
     times = answer()
     times.failure = "the deadline passed"
     assert written(times)[0].error == "the deadline passed"
@@ -98,7 +98,7 @@ def test_requests_are_kept_from_their_arrival_and_only_the_newest() -> None:
     assert [times.number for times in log.since(now[0])] == [0, KEPT_REQUESTS + 4]
 
 
-def test_a_request_ends_once() -> None:
+def test_request_ends_once() -> None:
     ended = list[int]()
     log = RequestLog(on_end=lambda times: ended.append(times.number))
     times = RequestTimes(3)

@@ -82,12 +82,12 @@ def test_values_may_be_the_beginnings_of_keys(
 @pytest.mark.parametrize(
     ("name", "splits"), [("window", 2), ("wide window", 5), ("softcap", 3), ("sinks", 3), ("all", 1)]
 )
-def test_decode_scores_as_told_in_any_number_of_parts(name: str, splits: int) -> None:
+def test_decode_scores_equal_in_any_number_of_parts(name: str, splits: int) -> None:
     pool = PagedPool(torch.float32, 2, 5, 16)
     check_decode(pool, torch.randn(2, 6, 16), [1, 83], SCORINGS[name], splits)
 
 
-def test_what_lies_before_a_window_reaches_no_result() -> None:
+def test_keys_before_a_window_do_not_affect_the_result() -> None:
     """A tile may begin in blocks that the window has passed: their columns have blocks of others."""
     pool, scoring = PagedPool(torch.float32, 2, 8, 16), SCORINGS["window"]
     blocks, key, value = pool.store(29)  # the last token sees from 22 on, in the third block
@@ -105,7 +105,7 @@ def test_what_lies_before_a_window_reaches_no_result() -> None:
 
 
 @pytest.mark.parametrize("heads", [6, 16])  # of a KV head 3, padded, and 8 in several passes
-def test_the_part_that_ends_last_combines_all_in_their_order(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_that_ends_last_combines_all_in_their_order(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever it is, launch after launch, with the numbers that a kernel of its own makes of the same parts."""
     pool = PagedPool(torch.float32, 2, 5, 16, blocks=60)
     query, made = torch.randn(3, heads, 16), [pool.store(context) for context in (170, 20)]
@@ -291,7 +291,7 @@ def test_chunks_of_a_step_are_one_launch_and_attend_as_each_alone(name: str, spl
 
 
 @pytest.mark.parametrize(("name", "gathered"), [("plain", 0), ("plain", 2), ("plain", 3), ("window", 2)])
-def test_the_last_chunks_of_a_step_may_be_gathered_and_attend_as_in_place(
+def test_last_chunks_of_a_step_may_be_gathered_and_attend_as_in_place(
     name: str, gathered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool, scoring = PagedPool(torch.float32, 2, 5, 16, blocks=90), SCORINGS.get(name, Scoring(SCALE))

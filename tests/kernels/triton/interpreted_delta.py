@@ -98,7 +98,7 @@ def test_programs_run_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(map(torch.equal, *found))
 
 
-def test_a_sequence_goes_on_in_the_block_that_it_begins_from() -> None:
+def test_sequence_continues_in_its_first_block() -> None:
     inputs, pool, wanted = Inputs(4), Pool(), Pool()
     for each in (pool, wanted):
         torch.manual_seed(1)
@@ -111,7 +111,7 @@ def test_a_sequence_goes_on_in_the_block_that_it_begins_from() -> None:
     torch.testing.assert_close(pool.pages, wanted.pages, atol=2e-5, rtol=0, equal_nan=True)
 
 
-def test_a_token_computed_again_changes_nothing_and_nothing_comes_of_a_broken_state() -> None:
+def test_recomputed_token_changes_nothing_and_broken_state_gives_nothing() -> None:
     inputs, pool = Inputs(1), Pool()
     first = computed(inputs, pool, runs_of(1, (), [(0, 0, StateInit.ZERO)]))
     before = pool.pages.clone()

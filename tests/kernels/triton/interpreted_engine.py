@@ -42,7 +42,7 @@ def answer(folder: Path, quantize: str) -> tuple[PagedModel, list[torch.Tensor]]
 
 
 @pytest.mark.parametrize("quantize", ["fp8", "int4"])
-def test_a_quantised_model_answers_as_with_its_weights_spelled_out(
+def test_quantised_model_answers_as_with_its_weights_spelled_out(
     quantize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_checkpoint(tmp_path, "llama", attention_bias=True, **SMALL)
@@ -143,7 +143,7 @@ def noted_kernels(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         ("gpt_oss", "none"),
     ],
 )
-def test_what_a_step_launches_does_not_depend_on_its_numbers(
+def test_launches_of_a_step_do_not_depend_on_its_numbers(
     family: str, quantize: str, tmp_path: Path, noted_kernels: list[object]
 ) -> None:
     folder = make_checkpoint(tmp_path, family, **EXPERTS.get(family, SMALL))

@@ -57,7 +57,7 @@ def drawn_weight(outputs: int, inputs: int, stored: torch.dtype) -> torch.Tensor
         (torch.int8, torch.bfloat16, 1),
     ],
 )
-def test_a_product_with_all_around_it_equals_the_operations_one_by_one(
+def test_product_with_all_around_it_equals_the_operations_one_by_one(
     stored: torch.dtype, computed: torch.dtype, rows: int
 ) -> None:
     """Of sizes that are no multiples of a tile; what is not a row's is not written."""
@@ -83,7 +83,7 @@ def test_a_product_with_all_around_it_equals_the_operations_one_by_one(
         assert bool(memory[[0, -1]].isnan().all())
 
 
-def test_only_few_rows_are_multiplied_with_all_around_them() -> None:
+def test_only_few_rows_use_the_fused_product() -> None:
     weight, most = torch.zeros(8, 16), FEW_ROWS[INTERPRETED.row].rows
     with on_the_interpreter():
         assert takes_fused(torch.zeros(most, 16), weight)
@@ -94,7 +94,7 @@ def test_only_few_rows_are_multiplied_with_all_around_them() -> None:
 
 
 @pytest.mark.parametrize(("stored", "computed"), POOLS)
-def test_store_writes_what_the_reference_writes_bit_by_bit_and_nothing_else(
+def test_store_equals_the_reference_bit_by_bit_and_writes_nothing_else(
     stored: torch.dtype, computed: torch.dtype
 ) -> None:
     pool, expected = PagedPool(stored, 3, 5, 20, blocks=6), PagedPool(stored, 3, 5, 20, blocks=6)
@@ -162,7 +162,7 @@ def test_rows_of_padding_write_nothing() -> None:
     assert bool((pool.raw == POISON).all())
 
 
-def test_a_row_of_padding_attends_to_nothing_and_is_zero() -> None:
+def test_row_of_padding_attends_to_nothing_and_is_zero() -> None:
     pool = PagedPool(torch.float32, 2, 4, 16, blocks=2)
     blocks, _, _ = pool.store(5)
     starts, contexts = torch.tensor([0, 2, 2]), torch.tensor([5, 0])
@@ -237,7 +237,7 @@ def test_offsets_past_32_bits_are_right(dtype: torch.dtype) -> None:
     assert torch.equal(layer.data[0], near[0])
 
 
-def test_8_bit_floats_are_written_alike_with_and_without_hardware_for_them() -> None:
+def test_e4m3_is_written_equally_with_and_without_hardware() -> None:
     pools = [PagedPool(torch.float8_e4m3fn, 2, 4, 8, blocks=2) for _ in range(2)]
     key, value = torch.randn(2, 3, 2, 8)
     for pool, device in zip(pools, (Device(80, 1), Device(90, 1)), strict=True):

@@ -47,7 +47,7 @@ def test_tokens_and_logprobs_equal_the_reference(temperature: float, top_k: int,
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 0.9), (7, 1.0), (7, 0.5), (0, 0.9999)])
 @pytest.mark.parametrize("width", [0.0, 0.01])
-def test_filters_of_more_tokens_than_are_copied_look_through_the_row(width: float, top_k: int, top_p: float) -> None:
+def test_filters_beyond_the_copied_tokens_scan_the_row(width: float, top_k: int, top_p: float) -> None:
     """Of tokens that are as likely, or nearly."""
     check_samples((torch.randn(2, VOCAB) * width).bfloat16().float() + 3, 0.8, top_k, top_p)
 
@@ -69,13 +69,13 @@ def test_only_tokens_that_a_filter_may_keep_are_looked_through(top_k: int, top_p
 
 
 @pytest.mark.parametrize("top_k", [4, 5, 6, 200])
-def test_more_tokens_than_there_are_parts_may_be_kept(top_k: int) -> None:
+def test_more_tokens_than_parts_are_kept(top_k: int) -> None:
     check_samples(torch.randn(2, VOCAB) * 3, 0.8, top_k, 0.9)
 
 
 @pytest.mark.parametrize("interpreted", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_shorter_logits_are_drawn_from_as_if_they_were_widened_before(dtype: torch.dtype, interpreted: bool) -> None:
+def test_shorter_logits_are_sampled_like_widened_ones(dtype: torch.dtype, interpreted: bool) -> None:
     logits = (torch.randn(3, 300) * 3).to(dtype)
     draws = (
         torch.tensor([0.0, 0.7, 1.0]),
@@ -91,7 +91,7 @@ def test_shorter_logits_are_drawn_from_as_if_they_were_widened_before(dtype: tor
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 0.5), (7, 1.0), (7, 0.6), (0, 0.999)])
-def test_ties_at_the_boundary_are_kept_as_the_reference_keeps_them(top_k: int, top_p: float) -> None:
+def test_ties_at_the_boundary_are_kept_like_the_reference(top_k: int, top_p: float) -> None:
     check_samples((torch.randn(3, 300) * 2).round(), 1.0, top_k, top_p)
 
 
@@ -103,7 +103,7 @@ def test_banned_tokens_are_never_drawn() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_a_row_that_is_not_finite_says_so_and_spoils_no_other(bad: float) -> None:
+def test_nonfinite_row_is_reported_and_spoils_no_other(bad: float) -> None:
     logits = torch.randn(2, 70)
     logits[0, 5] = bad
     if bad == -torch.inf:
@@ -115,7 +115,7 @@ def test_a_row_that_is_not_finite_says_so_and_spoils_no_other(bad: float) -> Non
     assert int(found.token_ids[1]) == int(by_reference(logits[1:], *(each[1:] for each in rows)).token_ids)
 
 
-def test_a_banned_token_spoils_a_row_that_may_ban_none() -> None:
+def test_banned_token_spoils_a_row_that_may_ban_none() -> None:
     logits = torch.tensor([[1.0, -torch.inf], [1.0, 0.0]])
     rows = (torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.ones(2), torch.zeros(2, dtype=torch.float64))
     for may_ban, expected in ((True, [False, False]), (False, [True, False])):
@@ -124,7 +124,7 @@ def test_a_banned_token_spoils_a_row_that_may_ban_none() -> None:
 
 
 @pytest.mark.parametrize("number", [0.0, 0.3, 0.5, 0.999, 1 - 2**-53])
-def test_a_token_lies_where_the_sums_of_the_parts_say(number: float) -> None:
+def test_sampled_token_is_where_partial_sums_say(number: float) -> None:
     """Also where parts have no mass: before, between and behind those that have."""
     logits = torch.full((1, 6 * SAMPLE_TOKENS), -torch.inf)
     logits[0, [SAMPLE_TOKENS + 7, 2 * SAMPLE_TOKENS - 1, 4 * SAMPLE_TOKENS]] = torch.tensor([0.0, 1.0, 0.5])
@@ -186,7 +186,7 @@ def test_weights_are_spelled_out_as_the_reference_does(kind: str, dtype: torch.d
 
 @pytest.mark.parametrize("kind", ["plain", "int8", "fp8", "int4", "fp4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_go_through_the_experts_they_were_given_to(kind: str, dtype: torch.dtype) -> None:
+def test_rows_go_through_their_assigned_experts(kind: str, dtype: torch.dtype) -> None:
     experts, outputs, inputs = 5, 22, 96
     plain = torch.randn(experts * outputs, inputs).to(dtype)
     weight = ExpertWeight(plain if kind == "plain" else weights(experts * outputs, inputs, 3)[kind], experts)

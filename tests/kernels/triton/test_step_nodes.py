@@ -6,14 +6,14 @@ from baton.lab.benchmarks.triton.nodes import estimate, step_kernels
 
 
 @pytest.mark.parametrize("shape", ["llama8b", "qwen0.6b"])
-def test_a_layer_of_few_rows_is_its_four_projections_and_attention(shape: str) -> None:
+def test_layer_of_few_rows_is_its_four_projections_and_attention(shape: str) -> None:
     found = estimate(shape)
     assert found.layer_kernels == {"multiply_few": 4, "attend_part": 1}
     assert sum(found.other_kernels.values()) == 5
     assert found.estimate_ms["H200"] < found.goal_ms
 
 
-def test_of_more_rows_a_library_multiplies_and_norms_and_gate_are_kernels_between() -> None:
+def test_library_multiplies_many_rows_between_norm_and_gate_kernels() -> None:
     found = estimate("qwen0.6b", rows=8)
     assert found.layer_kernels == {"normalise": 2, "aten.linear.default": 4, "attend_part": 1, "gate": 1}
     assert sum(found.other_kernels.values()) == 7

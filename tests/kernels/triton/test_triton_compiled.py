@@ -27,7 +27,7 @@ def test_decode_attention_compiles_for_hopper_without_spills() -> None:
     assert all(row.registers > 0 for row in rows)
 
 
-def test_a_delta_net_compiles_for_hopper_without_spills() -> None:
+def test_delta_net_compiles_for_hopper_without_spills() -> None:
     case = next(each for each in CASES if each.name == "delta net bfloat16")
     assert [(row.kernel, row.spilled_bytes) for row in compiled(case, 90)] == [("convolve", 0), ("apply_rule", 0)]
 
@@ -42,7 +42,7 @@ def test_kernels_of_decode_do_not_spill(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "reads"), [("rotated_decode bfloat16/bfloat16 128 x1", {0}), ("few rows bfloat16", {8 + 4, 8})]
 )
-def test_a_kernel_that_begins_early_waits_before_it_reads_what_others_write(name: str, reads: set[int]) -> None:
+def test_early_kernel_waits_before_it_reads_others_results(name: str, reads: set[int]) -> None:
     """Weights may be read: of a tile of 16 KiB 8 words of 16 bytes for each thread, and 4 of the norm of its inputs."""
     case = next(each for each in CASES if each.name.startswith(name))
     assert all(call.overlaps for call in case.calls(Device(90, 132, overlaps=True)))
@@ -73,7 +73,7 @@ def test_every_kernel_has_a_case_to_compile() -> None:
     }
 
 
-def test_a_large_batch_is_not_split_and_a_single_sequence_fills_the_device() -> None:
+def test_large_batch_is_not_split_and_a_single_sequence_fills_the_device() -> None:
     assert context_splits(pairs=32 * 8, tiles=64, multiprocessors=132, filling=2) == 1
     assert 20 <= context_splits(pairs=8, tiles=128, multiprocessors=132, filling=2) <= 33
 
@@ -91,7 +91,7 @@ def test_tiles_hold_all_query_heads_of_a_kv_head() -> None:
     assert prefill_tile(Device(90, 132), 128, 2, rows=5, quantised=False).rows == 16
 
 
-def test_a_long_prompt_is_convolved_by_many_programs() -> None:
+def test_long_prompt_is_convolved_by_many_programs() -> None:
     x, weight = (torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in ((4096, 8192), (8192, 4)))
     one = torch.empty(1, dtype=torch.int64, device="meta")
     states = torch.empty(1, 4, 8192, device="meta")

@@ -54,7 +54,7 @@ def test_exactly_the_blocks_asked_for_are_moved(pairs: list[BlockPair], connecti
 
 
 @pytest.mark.parametrize(("theirs", "mine"), DEGREES)
-def test_the_landing_places_of_cut_pools_are_those_of_their_slices(theirs: int, mine: int) -> None:
+def test_landing_positions_of_cut_pools_equal_their_slices(theirs: int, mine: int) -> None:
     rows, row_bytes = 3, 8
     source, own = (PoolShape(1, rows * row_bytes, rows, parts) for parts in (theirs, mine))
     coming = torch.arange(rows * row_bytes).view(source.parts, source.rows, source.row_bytes)
@@ -70,7 +70,7 @@ def test_the_landing_places_of_cut_pools_are_those_of_their_slices(theirs: int, 
     assert torch.equal(landed, wanted.view(own.parts, -1))
 
 
-def test_a_pool_that_is_cut_otherwise_is_read_in_more_pieces_than_one_call_takes(monkeypatch) -> None:
+def test_differently_cut_pool_is_read_in_more_pieces_than_one_call(monkeypatch) -> None:
     monkeypatch.setattr(connection, "MOST_PLACES", 5)
     source, own_shape = PoolShape(2, 64, 4, parts=1), PoolShape(2, 64, 4, parts=4)
     own = torch.zeros(128, dtype=torch.uint8)
@@ -84,7 +84,7 @@ def test_a_pool_that_is_cut_otherwise_is_read_in_more_pieces_than_one_call_takes
 
 
 @pytest.mark.parametrize("pair", [BlockPair(0, 0, BLOCKS), BlockPair(0, 0, -1)])
-def test_blocks_that_there_is_no_place_for_are_not_asked_for(pair: BlockPair) -> None:
+def test_blocks_without_a_destination_are_not_requested(pair: BlockPair) -> None:
     own = torch.zeros(SHAPE.part_bytes, dtype=torch.uint8)
     with serving(pool_bytes(SHAPE), SHAPE, [0]) as server, reading(server.port, own, SHAPE) as transport:
         with pytest.raises(BlockOutOfRange):

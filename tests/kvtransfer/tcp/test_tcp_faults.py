@@ -33,9 +33,7 @@ def empty() -> torch.Tensor:
         (TRANSFER, [BlockPair(2**40, 0, 0)], "the range exceeds the readable blocks"),
     ],
 )
-def test_a_refused_read_moves_nothing_and_leaves_the_link_as_it_was(
-    identity: bytes, pairs: list[BlockPair], reason: str
-) -> None:
+def test_rejected_read_moves_nothing_and_keeps_the_link(identity: bytes, pairs: list[BlockPair], reason: str) -> None:
     own = empty()
     with serving(pool_bytes(SHAPE), SHAPE, range(4)) as server, reading(server.port, own, SHAPE) as transport:
         with pytest.raises(CopyRefused, match=reason):
@@ -46,14 +44,14 @@ def test_a_refused_read_moves_nothing_and_leaves_the_link_as_it_was(
     assert not own[4 * SHAPE.block_bytes :].any()
 
 
-def test_a_source_that_stops_refuses_what_is_asked_for_from_then_on() -> None:
+def test_stopping_source_rejects_later_requests() -> None:
     with serving(pool_bytes(SHAPE), SHAPE, range(8)) as server, reading(server.port, empty(), SHAPE) as transport:
         server.detach()
         with pytest.raises(CopyRefused, match="stopping"):
             transport.copy(TRANSFER, WHOLE)
 
 
-def test_a_source_that_cannot_tell_what_may_be_read_refuses() -> None:
+def test_source_without_known_permissions_rejects() -> None:
     def hang(transfer_id: bytes, first: int, number: int) -> list[int]:
         raise TimeoutError
 
@@ -63,7 +61,7 @@ def test_a_source_that_cannot_tell_what_may_be_read_refuses() -> None:
             transport.copy(TRANSFER, WHOLE)
 
 
-def test_a_reader_that_does_not_know_the_pool_reads_nothing_of_it() -> None:
+def test_reader_that_does_not_know_the_pool_reads_nothing_of_it() -> None:
     with (
         serving(pool_bytes(SHAPE), SHAPE, range(8)) as server,
         reading(server.port, empty(), SHAPE, pool_id=b"x" * 16) as transport,
@@ -84,7 +82,7 @@ def test_no_more_than_a_probe_may_have_is_sent_to_measure() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n".ljust(REQUEST.size), struct.pack("<8sB", b"BATONKV1", 9)])
-async def test_bytes_that_are_no_request_end_the_connection_unanswered(sent: bytes) -> None:
+async def test_malformed_request_ends_the_connection_unanswered(sent: bytes) -> None:
     with serving(pool_bytes(SHAPE), SHAPE, range(8)) as server:
         with socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) as stream:
             stream.sendall(sent.ljust(REQUEST.size, b"\0"))
@@ -92,14 +90,14 @@ async def test_bytes_that_are_no_request_end_the_connection_unanswered(sent: byt
         await eventually(lambda: len(server) == 0)
 
 
-async def test_a_connection_that_asks_for_nothing_is_ended_in_time() -> None:
+async def test_connection_that_asks_for_nothing_is_ended_in_time() -> None:
     with serving(pool_bytes(SHAPE), SHAPE, range(8), timeout_s=SHORT_S) as server:
         with socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) as stream:
             assert stream.recv(1) == b""
         await eventually(lambda: len(server) == 0)
 
 
-def test_there_are_no_more_connections_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_server, "MOST_CONNECTIONS", 1)
     with serving(pool_bytes(SHAPE), SHAPE, range(8)) as server, reading(server.port, empty(), SHAPE) as transport:
         transport.copy(TRANSFER, WHOLE)
@@ -129,7 +127,7 @@ GOOD = write_head(Head(Verdict.SENT, SHAPE.part_bytes))
     ],
     ids=["in the middle", "before the answer", "no answer", "another length"],
 )
-def test_a_source_that_dies_in_the_middle_or_sends_nonsense_breaks_the_link(
+def test_source_that_dies_in_the_middle_or_sends_nonsense_breaks_the_link(
     head: bytes, data: bytes, reason: str
 ) -> None:
     own = empty()
@@ -142,7 +140,7 @@ def test_a_source_that_dies_in_the_middle_or_sends_nonsense_breaks_the_link(
 
 
 @pytest.mark.parametrize("data", [b"", b"a" * 100], ids=["before the first byte", "in the middle"])
-def test_a_source_that_hangs_is_given_up_in_time(data: bytes) -> None:
+def test_hanging_source_times_out(data: bytes) -> None:
     go_on = threading.Event()
     hanging = answer(GOOD if data else b"", data, lambda: go_on.wait(TIMEOUT_S))
     with peer(hanging) as port, reading(port, empty(), SHAPE, timeout_s=SHORT_S) as transport:
@@ -151,7 +149,7 @@ def test_a_source_that_hangs_is_given_up_in_time(data: bytes) -> None:
         go_on.set()
 
 
-def test_closing_ends_a_copy_that_waits_at_once() -> None:
+def test_close_ends_a_waiting_copy_immediately() -> None:
     asked, go_on = threading.Event(), threading.Event()
 
     def stand_still() -> None:
@@ -178,7 +176,7 @@ def test_closing_ends_a_copy_that_waits_at_once() -> None:
             transport.copy(TRANSFER, WHOLE)
 
 
-async def test_a_reader_that_takes_nothing_is_given_up_in_time() -> None:
+async def test_stalled_reader_times_out() -> None:
     large = PoolShape(8, 4 << 20)
     with (
         serving(pool_bytes(large), large, range(8), timeout_s=SHORT_S) as server,

@@ -61,7 +61,7 @@ def tapped(port: int, seen: list[bytes]) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("secured", [True, False])
-def test_blocks_come_bit_for_bit_and_with_tls_no_byte_of_them_in_clear(
+def test_blocks_are_copied_bit_for_bit_and_never_in_clear_with_tls(
     secured: bool, certificates: tuple[InternalTls, InternalTls], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.kvtransfer.tcp.reader.MOST_CONNECTIONS", 2)
@@ -79,7 +79,7 @@ def test_blocks_come_bit_for_bit_and_with_tls_no_byte_of_them_in_clear(
     assert (bytes(pool[:32].tolist()) not in on_the_wire, TRANSFER not in on_the_wire) == (secured, secured)
 
 
-async def test_a_reader_in_clear_or_without_a_certificate_of_ours_gets_nothing(
+async def test_reader_in_clear_or_without_a_certificate_of_ours_gets_nothing(
     certificates: tuple[InternalTls, InternalTls],
 ) -> None:
     ours, others = certificates
@@ -101,7 +101,7 @@ def without_certificate(tls: InternalTls) -> Secure:
     return lambda incoming, outgoing: context.wrap_bio(incoming, outgoing, server_hostname=INTERNAL_NAME)
 
 
-def test_a_source_without_a_certificate_of_ours_is_not_read(certificates: tuple[InternalTls, InternalTls]) -> None:
+def test_source_without_a_certificate_of_ours_is_not_read(certificates: tuple[InternalTls, InternalTls]) -> None:
     ours, others = certificates
     own = torch.zeros(SHAPE.part_bytes, dtype=torch.uint8)
     for secure in (None, others.streams().accepted):
@@ -113,7 +113,7 @@ def test_a_source_without_a_certificate_of_ours_is_not_read(certificates: tuple[
             pytest.fail("it was connected with")
 
 
-def test_a_link_that_is_measured_over_several_connections_is_secured_on_each(
+def test_each_connection_of_a_measured_link_is_secured(
     certificates: tuple[InternalTls, InternalTls], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.kvtransfer.tcp.reader.WORTH", 0.0)

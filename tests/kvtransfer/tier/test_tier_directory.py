@@ -27,7 +27,7 @@ def test_directory_id_is_the_same_by_another_path(tmp_path: Path) -> None:
     assert RealDisk(tmp_path / "mounted").identify() == drawn
 
 
-def test_a_worker_that_was_slower_takes_the_id_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slower_worker_takes_the_existing_directory_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link, sooner = os.link, []
 
     def overtaken(draft: Path, path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_worker_that_was_slower_takes_the_id_that_is_there(tmp_path: Path, mon
     assert [path.name for path in tmp_path.iterdir()] == [ID_NAME]
 
 
-def test_a_file_that_is_no_id_is_an_error_and_no_store_opens(tmp_path: Path) -> None:
+def test_malformed_id_file_is_an_error_and_opens_no_store(tmp_path: Path) -> None:
     (tmp_path / ID_NAME).write_text("what is this")
     with pytest.raises(OSError, match="invalid directory id"):
         RealDisk(tmp_path).identify()

@@ -16,7 +16,7 @@ EVERY_REGION = [0, 9, 45, 61, 64, 70, 80, 110, 118, 125, 128, 200, 383]
 
 @pytest.mark.parametrize("place", EVERY_REGION)
 @pytest.mark.parametrize("while_open", [False, True], ids=["before it is opened", "while it is open"])
-def test_a_flipped_bit_anywhere_makes_its_block_a_miss(tmp_path: Path, place: int, while_open: bool) -> None:
+def test_flipped_bit_anywhere_makes_its_block_a_miss(tmp_path: Path, place: int, while_open: bool) -> None:
     store = store_in(tmp_path)
     store.put(named_blocks(range(5)))
     if not while_open:
@@ -37,7 +37,7 @@ def test_a_flipped_bit_anywhere_makes_its_block_a_miss(tmp_path: Path, place: in
     store.close()
 
 
-def test_a_corrupt_block_is_counted_once_and_can_be_written_again(tmp_path: Path) -> None:
+def test_corrupt_block_is_counted_once_and_can_be_written_again(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     store.put(named_blocks(range(5)))
     [path] = segment_files(tmp_path)
@@ -53,7 +53,7 @@ def test_a_corrupt_block_is_counted_once_and_can_be_written_again(tmp_path: Path
 
 
 @pytest.mark.parametrize("cut", range(1, 2 * FORMAT.record_bytes, 37))
-def test_a_file_that_was_cut_off_keeps_its_whole_blocks(tmp_path: Path, cut: int) -> None:
+def test_file_that_was_cut_off_keeps_its_whole_blocks(tmp_path: Path, cut: int) -> None:
     store = store_in(tmp_path, blocks=6400)
     store.put(named_blocks(range(5)))
     store.close()
@@ -67,7 +67,7 @@ def test_a_file_that_was_cut_off_keeps_its_whole_blocks(tmp_path: Path, cut: int
     store.close()
 
 
-def test_a_file_that_is_cut_off_while_it_is_open_is_a_miss(tmp_path: Path) -> None:
+def test_truncated_open_file_is_a_miss(tmp_path: Path) -> None:
     store = store_in(tmp_path, blocks=6400)
     store.put(named_blocks(range(5)))
     [path] = segment_files(tmp_path)
@@ -77,7 +77,7 @@ def test_a_file_that_is_cut_off_while_it_is_open_is_a_miss(tmp_path: Path) -> No
     store.close()
 
 
-def test_bytes_of_an_earlier_read_never_stand_in_for_those_that_are_missing(tmp_path: Path) -> None:
+def test_bytes_of_an_earlier_read_never_replace_missing_ones(tmp_path: Path) -> None:
     """The staging still holds a block when the file has ended."""
     store = store_in(tmp_path, blocks=6400)
     store.put(named_blocks(range(2)))
@@ -91,7 +91,7 @@ def test_bytes_of_an_earlier_read_never_stand_in_for_those_that_are_missing(tmp_
     store.close()
 
 
-def test_a_full_disk_fails_the_write_and_leaves_what_was_there(tmp_path: Path) -> None:
+def test_full_disk_fails_the_write_and_keeps_earlier_blocks(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path)
     store = store_in(disk, blocks=6400)
     store.put(named_blocks(range(3)))
@@ -109,7 +109,7 @@ def test_a_full_disk_fails_the_write_and_leaves_what_was_there(tmp_path: Path) -
     store.close()
 
 
-def test_a_disk_that_was_full_from_the_beginning_leaves_no_file(tmp_path: Path) -> None:
+def test_disk_that_was_full_from_the_beginning_leaves_no_file(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path, Faults(left_bytes=10))
     store = store_in(disk)
     for _ in range(3):
@@ -119,7 +119,7 @@ def test_a_disk_that_was_full_from_the_beginning_leaves_no_file(tmp_path: Path) 
     store.close()
 
 
-def test_a_write_that_cannot_be_cut_off_again_is_written_over(tmp_path: Path) -> None:
+def test_write_that_cannot_be_cut_off_again_is_written_over(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path)
     store = store_in(disk, blocks=6400)
     store.put(named_blocks(range(3)))
@@ -137,7 +137,7 @@ def test_a_write_that_cannot_be_cut_off_again_is_written_over(tmp_path: Path) ->
     store.close()
 
 
-def test_a_block_that_cannot_be_read_fails_once_and_is_a_miss_from_then_on(tmp_path: Path) -> None:
+def test_block_that_cannot_be_read_fails_once_and_is_a_miss_from_then_on(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path)
     store = store_in(disk)
     store.put(named_blocks(range(3)))
@@ -164,7 +164,7 @@ def test_opening_that_fails_leaves_the_folder_to_the_next_try(tmp_path: Path, ca
     store.close()
 
 
-def test_a_segment_that_cannot_be_read_any_more_is_evicted_all_the_same(tmp_path: Path) -> None:
+def test_segment_that_cannot_be_read_any_more_is_evicted_all_the_same(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path)
     store = store_in(disk, blocks=128)
     store.put(named_blocks(range(100)))
@@ -176,7 +176,7 @@ def test_a_segment_that_cannot_be_read_any_more_is_evicted_all_the_same(tmp_path
     store.close()
 
 
-def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
+def test_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
     store = store_in(tmp_path, blocks=64)
     store.put(named_blocks(range(3)))
     for path in (tmp_path / "worker-0").iterdir():
@@ -187,7 +187,7 @@ def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
     store.close()
 
 
-def test_files_that_are_no_segments_are_left_alone(tmp_path: Path) -> None:
+def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     store_in(tmp_path).close()
     (tmp_path / "worker-0" / "notes.txt").write_text("mine")
     (tmp_path / "worker-0" / "000000000003.kv").write_bytes(b"no segment at all" * 10)
@@ -201,7 +201,7 @@ def test_files_that_are_no_segments_are_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no segment at all" * 10], ids=["empty", "no segment"])
-def test_a_file_that_somebody_put_where_the_next_segment_belongs_is_passed_over(tmp_path: Path, content: bytes) -> None:
+def test_file_that_somebody_put_where_the_next_segment_belongs_is_passed_over(tmp_path: Path, content: bytes) -> None:
     store = store_in(tmp_path, blocks=640)
     store.put(named_blocks(range(3)))
     (tmp_path / "worker-0" / "000000000002.kv").write_bytes(content)

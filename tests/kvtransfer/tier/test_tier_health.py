@@ -37,7 +37,7 @@ def test_only_the_first_failure_and_the_first_success_are_news() -> None:
     assert health.failed(2.0)
 
 
-def test_what_works_for_a_moment_only_has_its_pauses_doubled_on() -> None:
+def test_short_recovery_keeps_doubling_the_pause() -> None:
     health = DiskRetryState()
     pauses = []
     for now in (0.0, 1.5, 4.0, 100.0):

@@ -9,7 +9,7 @@ NAMES = [hashlib.sha256(bytes([number])).digest() for number in range(10)]
 BYTES_PER_BLOCK = 150
 
 
-def test_a_name_is_found_where_it_was_added_first() -> None:
+def test_name_is_found_where_it_was_added_first() -> None:
     index = TierIndex()
     index.add(1, NAMES[0])
     index.add(1, NAMES[1])
@@ -24,14 +24,14 @@ def test_known_counts_from_the_first_name_on() -> None:
     assert (index.known(NAMES), index.known(NAMES[1:2]), index.known(NAMES[2:]), index.known([])) == (2, 1, 0, 0)
 
 
-def test_a_damaged_record_takes_a_place_and_no_name() -> None:
+def test_damaged_record_takes_a_place_and_no_name() -> None:
     index = TierIndex()
     index.add(1, None)
     index.add(1, NAMES[0])
     assert (index.find(NAMES[0]), index.slots(1), len(index)) == (SegmentSlot(1, 1), 2, 1)
 
 
-def test_dropping_a_segment_leaves_what_others_have() -> None:
+def test_dropping_a_segment_keeps_blocks_of_others() -> None:
     index = TierIndex()
     index.add(1, NAMES[0])
     index.add(2, NAMES[0])
@@ -41,7 +41,7 @@ def test_dropping_a_segment_leaves_what_others_have() -> None:
     assert index.drop(2) == 0
 
 
-def test_a_block_that_is_forgotten_can_be_added_anew() -> None:
+def test_forgotten_block_can_be_added_again() -> None:
     index = TierIndex()
     index.add(1, NAMES[0])
     index.forget(NAMES[0])
@@ -50,7 +50,7 @@ def test_a_block_that_is_forgotten_can_be_added_anew() -> None:
     assert (index.find(NAMES[0]), index.drop(1), len(index)) == (SegmentSlot(2, 0), 0, 1)
 
 
-def test_a_million_blocks_take_less_memory_than_stated() -> None:
+def test_million_blocks_take_less_memory_than_stated() -> None:
     blocks = 100_000
     names = [hashlib.sha256(number.to_bytes(4, "little")).digest() for number in range(blocks)]
     tracemalloc.start()

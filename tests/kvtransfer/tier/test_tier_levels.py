@@ -44,7 +44,7 @@ def open_segments() -> int:
     return sum("memfd:baton-tier-" in str(link) for link in links)
 
 
-def test_blocks_in_memory_come_back_as_they_were_put(memory: Memory) -> None:
+def test_memory_blocks_equal_what_was_put(memory: Memory) -> None:
     store = memory()
     store.put(named_blocks(range(30)))
     assert loaded(store, range(30)) == 30
@@ -52,7 +52,7 @@ def test_blocks_in_memory_come_back_as_they_were_put(memory: Memory) -> None:
     assert store.known([name_of(0)]) == 0
 
 
-def test_the_oldest_blocks_in_memory_make_room_and_their_memory_is_free(memory: Memory) -> None:
+def test_oldest_blocks_in_memory_make_room_and_their_memory_is_free(memory: Memory) -> None:
     store = memory(blocks=64)
     for number in range(400):
         store.put(named_blocks([number]))
@@ -61,7 +61,7 @@ def test_the_oldest_blocks_in_memory_make_room_and_their_memory_is_free(memory: 
     assert open_segments() <= 64
 
 
-def test_a_prompt_whose_blocks_lie_here_and_there_comes_whole(memory: Memory, tmp_path: Path) -> None:
+def test_prompt_with_blocks_at_several_levels_is_complete(memory: Memory, tmp_path: Path) -> None:
     fast, slow = memory(), store_in(tmp_path)
     fast.put(named_blocks([3, 4, 7]))
     slow.put(named_blocks([0, 1, 2, 3, 5, 6]))
@@ -83,7 +83,7 @@ def test_any_split_over_three_levels_is_one(memory: Memory, tmp_path: Path) -> N
         assert read(levels, list(range(40))) == first
 
 
-def test_the_faster_level_is_read_where_both_have_a_block(memory: Memory, tmp_path: Path) -> None:
+def test_faster_level_is_read_where_both_have_a_block(memory: Memory, tmp_path: Path) -> None:
     fast, slow = memory(), store_in(tmp_path)
     for store in (fast, slow):
         store.put(named_blocks(range(4)))
@@ -92,7 +92,7 @@ def test_the_faster_level_is_read_where_both_have_a_block(memory: Memory, tmp_pa
     assert read(TierLevels([fast, slow]), [0, 1, 2, 3]) == 4
 
 
-def test_a_block_that_is_damaged_is_not_found_again_at_any_level(memory: Memory, tmp_path: Path) -> None:
+def test_damaged_block_is_not_found_again_at_any_level(memory: Memory, tmp_path: Path) -> None:
     fast, slow = memory(), store_in(tmp_path)
     slow.put(named_blocks(range(4)))
     [path] = segment_files(tmp_path)

@@ -56,13 +56,13 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     made.store.close()
 
 
-def test_all_blocks_come_to_where_they_are_wanted(world: World) -> None:
+def test_all_blocks_are_copied_to_their_destinations(world: World) -> None:
     assert world.loader.load(NAMES, world.blocks) == BLOCKS
     assert world.right() == BLOCKS
 
 
 @pytest.mark.parametrize("damaged", [0, 6, 7, 13, 49])
-def test_a_damaged_block_ends_the_count_whichever_turn_it_is_in(world: World, damaged: int) -> None:
+def test_damaged_block_ends_the_count_whichever_turn_it_is_in(world: World, damaged: int) -> None:
     world.damage(damaged)
     assert world.loader.load(NAMES, world.blocks) == damaged
     assert world.right() >= damaged
@@ -73,7 +73,7 @@ def test_names_that_the_files_do_not_have_end_the_count(world: World) -> None:
     assert world.loader.load(names, world.blocks) == 9
 
 
-def test_what_was_called_off_leaves_what_has_come(world: World) -> None:
+def test_cancelled_load_keeps_what_has_arrived(world: World) -> None:
     asked: list[bool] = []
 
     def go_on() -> bool:
@@ -86,7 +86,7 @@ def test_what_was_called_off_leaves_what_has_come(world: World) -> None:
     assert world.loader.load(NAMES, world.blocks) == BLOCKS, "it can be used again"
 
 
-def test_a_read_that_fails_is_raised_when_nothing_is_copied_any_more(world: World) -> None:
+def test_read_that_fails_is_raised_when_nothing_is_copied_any_more(world: World) -> None:
     world.disk.faults.failing["read"] = errno.EIO
     with pytest.raises(OSError, match="read"):
         world.loader.load(NAMES, world.blocks)

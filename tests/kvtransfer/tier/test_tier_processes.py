@@ -55,7 +55,7 @@ def processes(disk: DiskShim) -> Iterator[TierProcesses]:
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_a_write_that_fails_loses_its_blocks_and_no_others(
+def test_write_that_fails_loses_its_blocks_and_no_others(
     processes: TierProcesses, shim: DiskShim, directory: Path, error: int
 ) -> None:
     with processes.start(directory) as owner:
@@ -73,7 +73,7 @@ def test_a_write_that_fails_loses_its_blocks_and_no_others(
     store.close()
 
 
-def test_a_disk_that_is_full_half_way_through_a_write(
+def test_partial_write_of_a_full_disk_is_cut_off_and_repeated(
     processes: TierProcesses, shim: DiskShim, directory: Path
 ) -> None:
     """The first call takes half, the next fails: what was written of it is cut off again."""
@@ -90,7 +90,7 @@ def test_a_disk_that_is_full_half_way_through_a_write(
         assert segment_files(directory)[0].stat().st_size == size + 5 * FORMAT.record_bytes
 
 
-def test_a_read_that_fails_is_a_miss_and_the_process_goes_on(
+def test_failed_read_is_a_miss_and_the_process_continues(
     processes: TierProcesses, shim: DiskShim, directory: Path
 ) -> None:
     with processes.start(directory) as owner:
@@ -104,7 +104,7 @@ def test_a_read_that_fails_is_a_miss_and_the_process_goes_on(
         assert owner.ask("load 0 20") == "done 20"
 
 
-def test_kill_9_within_writes_again_and_again_leaves_every_whole_block_and_no_other(
+def test_repeated_kill_9_in_writes_keeps_every_complete_block_and_no_other(
     processes: TierProcesses, shim: DiskShim, directory: Path
 ) -> None:
     written, draw = 0, random.Random(5)
@@ -141,9 +141,7 @@ def test_two_processes_of_one_name_share_a_directory_one_after_the_other(
         assert second.ask("put 30 60") == "done 0"
 
 
-def test_two_processes_of_two_names_read_what_the_other_writes_meanwhile(
-    processes: TierProcesses, directory: Path
-) -> None:
+def test_two_named_processes_read_each_others_writes(processes: TierProcesses, directory: Path) -> None:
     with processes.start(directory, "worker-0") as first, processes.start(directory, "worker-1") as second:
         assert (first.ask("open"), second.ask("open")) == ("done 0", "done 0")
         for begin in range(0, 120, 20):
@@ -164,9 +162,7 @@ def shared() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def test_a_directory_that_may_not_be_written_to_is_refused_each_time_it_is_tried(
-    processes: TierProcesses, shared: Path
-) -> None:
+def test_unwritable_directory_is_rejected_at_each_attempt(processes: TierProcesses, shared: Path) -> None:
     with processes.start(shared / "kv") as owner:
         if os.geteuid() == 0:
             assert owner.ask(f"become {OWNER}") == "done 0"
@@ -180,7 +176,7 @@ def test_a_directory_that_may_not_be_written_to_is_refused_each_time_it_is_tried
         assert owner.ask("put 0 5") == "done 0"
 
 
-def test_a_directory_that_is_removed_while_two_processes_use_it(processes: TierProcesses, directory: Path) -> None:
+def test_directory_removed_in_use_is_survived(processes: TierProcesses, directory: Path) -> None:
     with processes.start(directory, "worker-0") as first, processes.start(directory, "worker-1") as second:
         for owner, blocks in ((first, "0 20"), (second, "20 40")):
             assert owner.ask("open") == "done 0"
@@ -189,7 +185,7 @@ def test_a_directory_that_is_removed_while_two_processes_use_it(processes: TierP
         shutil.rmtree(directory)
         assert first.ask("load 0 20") == "done 20", "what is open stays readable"
         assert first.ask("refresh").startswith(("done", "failed No such file"))
-        for begin in range(100, 400, 20):  # wait_until a new segment has to be made
+        for begin in range(100, 400, 20):  # until a new segment has to be created
             assert first.ask(f"put {begin} {begin + 20}") == "done 0"
         assert first.ask("load 380 400") == "done 20"
         assert directory.is_dir()

@@ -16,7 +16,7 @@ def folder_bytes(directory: Path, owner: str = "worker-0") -> int:
     return sum(path.stat().st_size for path in segment_files(directory, owner))
 
 
-def test_blocks_come_back_as_they_were_put(tmp_path: Path) -> None:
+def test_stored_blocks_equal_what_was_put(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     store.put(named_blocks(range(30)))
     assert loaded(store, range(30)) == 30
@@ -25,14 +25,14 @@ def test_blocks_come_back_as_they_were_put(tmp_path: Path) -> None:
     store.close()
 
 
-def test_more_blocks_than_the_staging_takes_come_in_turns(tmp_path: Path) -> None:
+def test_more_blocks_than_staging_are_written_in_turns(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     store.put(named_blocks(range(30)))
     assert loaded(store, range(30), slots=7) == 7
     store.close()
 
 
-def test_a_block_that_is_known_is_not_written_again(tmp_path: Path) -> None:
+def test_known_block_is_not_rewritten(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     store.put(named_blocks([1, 2, 1]))
     before = folder_bytes(tmp_path)
@@ -41,7 +41,7 @@ def test_a_block_that_is_known_is_not_written_again(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_new_process_finds_all_and_writes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
+def test_new_process_finds_all_and_writes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
     first = store_in(tmp_path)
     first.put(named_blocks(range(25)))
     files = len(segment_files(tmp_path))
@@ -54,7 +54,7 @@ def test_a_new_process_finds_all_and_writes_on_where_the_last_one_stopped(tmp_pa
     second.close()
 
 
-def test_a_restart_makes_no_new_file_while_the_newest_has_room(tmp_path: Path) -> None:
+def test_restart_makes_no_new_file_while_the_newest_has_room(tmp_path: Path) -> None:
     for number in range(5):
         store = store_in(tmp_path, blocks=6400)
         store.put(named_blocks([number]))
@@ -83,13 +83,13 @@ def test_only_their_user_can_read_files_and_folders(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "tier").stat().st_mode) == 0o700
 
 
-def test_an_owners_folder_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+def test_owners_readable_folder_is_closed_to_others(tmp_path: Path) -> None:
     (tmp_path / "worker-0").mkdir(mode=0o755)
     store_in(tmp_path).close()
     assert stat.S_IMODE((tmp_path / "worker-0").stat().st_mode) == 0o700
 
 
-def test_a_second_process_of_the_same_name_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+def test_second_process_of_the_same_name_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     first = store_in(tmp_path)
     with pytest.raises(OwnerBusy, match="another live process"):
         store_in(tmp_path)
@@ -97,7 +97,7 @@ def test_a_second_process_of_the_same_name_is_refused_until_the_first_is_gone(tm
     store_in(tmp_path).close()
 
 
-def test_workers_find_each_others_blocks_also_those_written_later(tmp_path: Path) -> None:
+def test_workers_find_each_others_blocks_even_later_ones(tmp_path: Path) -> None:
     writer, reader = store_in(tmp_path, "prefill-0"), store_in(tmp_path, "decode-0")
     writer.put(named_blocks(range(3)))
     assert loaded(reader, range(3)) == 0
@@ -112,7 +112,7 @@ def test_workers_find_each_others_blocks_also_those_written_later(tmp_path: Path
     reader.close()
 
 
-def test_blocks_of_a_worker_that_is_gone_are_still_found(tmp_path: Path) -> None:
+def test_blocks_of_an_exited_worker_are_still_found(tmp_path: Path) -> None:
     gone = store_in(tmp_path, "prefill-1")
     gone.put(named_blocks(range(5)))
     gone.close()
@@ -129,7 +129,7 @@ def test_folders_that_no_worker_made_are_left_alone(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_another_worker_removed_is_forgotten(tmp_path: Path) -> None:
+def test_blocks_removed_by_another_worker_are_forgotten(tmp_path: Path) -> None:
     writer, reader = store_in(tmp_path, "prefill-0"), store_in(tmp_path, "decode-0")
     writer.put(named_blocks(range(5)))
     reader.refresh()
@@ -142,7 +142,7 @@ def test_what_another_worker_removed_is_forgotten(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_a_segment_of_another_model_is_counted_and_never_read(tmp_path: Path) -> None:
+def test_segment_of_another_model_is_counted_and_never_read(tmp_path: Path) -> None:
     foreign = SegmentFormat(b"j" * 32, FORMAT.block_bytes)
     other = store_in(tmp_path, format=foreign)
     other.put(named_blocks(range(5), foreign))
@@ -154,7 +154,7 @@ def test_a_segment_of_another_model_is_counted_and_never_read(tmp_path: Path) ->
     store.close()
 
 
-def test_a_record_that_was_moved_into_anothers_segment_is_none(tmp_path: Path) -> None:
+def test_record_that_was_moved_into_anothers_segment_is_none(tmp_path: Path) -> None:
     foreign = SegmentFormat(b"j" * 32, FORMAT.block_bytes)
     other = store_in(tmp_path / "a", format=foreign)
     other.put(named_blocks(range(2), foreign))
@@ -181,7 +181,7 @@ def test_segments_of_another_model_in_the_own_folder_are_evicted_first(tmp_path:
 
 
 @pytest.mark.parametrize("blocks", [8, 9, 64, 200, 1000])
-def test_the_folder_never_outgrows_its_bound_and_keeps_the_newest(tmp_path: Path, blocks: int) -> None:
+def test_folder_never_outgrows_its_bound_and_keeps_the_newest(tmp_path: Path, blocks: int) -> None:
     store = store_in(tmp_path, blocks=blocks)
     bound = blocks * (FORMAT.record_bytes + 64)
     for begin in range(0, 3 * blocks, 5):
@@ -194,7 +194,7 @@ def test_the_folder_never_outgrows_its_bound_and_keeps_the_newest(tmp_path: Path
     store.close()
 
 
-def test_the_oldest_blocks_go_first(tmp_path: Path) -> None:
+def test_oldest_blocks_go_first(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     store.put(named_blocks(range(900)))
     assert store.known([name_of(0)]) == 0
@@ -202,12 +202,12 @@ def test_the_oldest_blocks_go_first(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_bound_that_holds_next_to_nothing_is_refused() -> None:
+def test_bound_that_holds_next_to_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="the size of 8 blocks"):
         TierStore(RealDisk(Path("/nonexistent")), "a", FORMAT, least_bytes(FORMAT) - 1)
 
 
-def test_reading_ahead_is_a_hint_for_whatever_is_there(tmp_path: Path) -> None:
+def test_readahead_of_missing_blocks_is_harmless(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     store.put(named_blocks(range(30)))
     store.announce([name_of(number) for number in range(40)])

@@ -52,7 +52,7 @@ def test_96_of_100_turns_reuse_nine_tenths_of_their_prompt() -> None:
     assert sum(share <= 0.1 for share in shares) / len(shares) == pytest.approx(0.96, abs=0.01)
 
 
-def test_a_prompt_and_its_answer_fit_into_the_context(conversations: Conversations) -> None:
+def test_prompt_and_its_answer_fit_into_the_context(conversations: Conversations) -> None:
     lengths = [len(turn.prompt) + turn.answer_tokens for turns in conversations for turn, _ in turns]
     assert max(lengths) <= WORK.context_tokens
     assert statistics.median(lengths) > WORK.context_tokens / 3
@@ -76,7 +76,7 @@ def test_turns_of_a_session_continue_the_one_before_or_take_it_back_or_are_summa
     assert ways["continued"] > 10 * ways["taken back"]
 
 
-def test_a_sub_agent_begins_with_the_conversation_of_its_agent(conversations: Conversations) -> None:
+def test_sub_agent_begins_with_the_conversation_of_its_agent(conversations: Conversations) -> None:
     begins = [
         (parent, answer, first)
         for turns in conversations
@@ -88,7 +88,7 @@ def test_a_sub_agent_begins_with_the_conversation_of_its_agent(conversations: Co
         assert first.prompt[: len(parent.prompt) + len(answer)] == (*parent.prompt, *answer)
 
 
-def test_the_last_answer_of_a_sub_agent_comes_back_to_its_agent(conversations: Conversations) -> None:
+def test_last_answer_of_a_sub_agent_comes_back_to_its_agent(conversations: Conversations) -> None:
     summarised_tokens = 2 * round(0.1 * WORK.context_tokens)
     ends = [
         (last, answer, parent)
@@ -109,12 +109,12 @@ def test_agents_of_a_kind_share_their_instructions_and_tasks_differ(conversation
     assert len({prompt[: shared + 20] for prompt in begins}) == len(begins)
 
 
-def test_a_seed_is_a_workload(conversations: Conversations) -> None:
+def test_seed_is_a_workload(conversations: Conversations) -> None:
     assert conversation("3") == conversations[3]
     assert conversation("3", AgentWork(8_192, 200, seed=8)) != conversations[3]
 
 
-def test_an_ideal_cache_has_whole_blocks_of_whatever_was_seen_but_never_the_last_token() -> None:
+def test_ideal_cache_has_whole_blocks_of_whatever_was_seen_but_never_the_last_token() -> None:
     cache = IdealCache(block_tokens=4)
     assert cache.cached_tokens(tuple(range(12))) == 0
     cache.add(tuple(range(12)))  # the KV of the last token was not computed

@@ -31,25 +31,25 @@ def test_turns_after_the_first_of_all_agents_are_measured() -> None:
     assert measured.of_ideal == pytest.approx(2_700 / 3_600)
 
 
-def test_an_unanswered_turn_counts_with_the_time_that_it_has_waited() -> None:
+def test_unanswered_turn_counts_with_the_time_that_it_has_waited() -> None:
     measured = summarise("files", SETUP, log(), 15.0, 100, 10)
     assert measured.ttft_p50_ms == pytest.approx(300)
     assert measured.ttft_p99_ms == pytest.approx(2_000, rel=0.05)
 
 
-def test_without_an_answer_there_are_the_times_waited_and_no_shares() -> None:
+def test_unanswered_turns_have_waiting_times_and_no_shares() -> None:
     measured = summarise("files", SETUP, Log([AskedTurn(13.0, 2_000, 1_000)], 2, warm_s=5.0), 15.0, 100, 10)
     assert measured.ttft_p50_ms == pytest.approx(2_000)
     assert measured.turns == 0
     assert measured.cached_share is measured.of_ideal is None
 
 
-def test_without_a_turn_there_is_no_figure() -> None:
+def test_summary_without_turns_has_no_figures() -> None:
     with pytest.raises(CommandFailed, match="no turn was sent"):
         summarise("files", SETUP, Log(warm_s=5.0), 15.0, 100, 10)
 
 
-def test_a_picture_has_a_bar_for_each_variant() -> None:
+def test_picture_has_a_bar_for_each_variant() -> None:
     rows = [summarise(variant, SETUP, log(), 15.0, 100, 10) for variant in ("pools alone", "files")]
     picture = as_picture(rows)
     assert "pools alone" in picture and "2 agents" in picture

@@ -14,7 +14,7 @@ def prefill(hit: int, ready: int, cached: int) -> dict[str, int]:
     return {"prefill_hit_tokens": hit, "prefill_ready_tokens": ready, "prefill_cached_tokens": cached}
 
 
-def test_a_request_is_equal_if_it_is_on_every_worker_that_looked_it_up() -> None:
+def test_request_is_equal_if_it_is_on_every_worker_that_looked_it_up() -> None:
     found = figures(
         [
             span(**prefill(64, 64, 64), decode_hit_tokens=32, decode_cached_tokens=32),
@@ -28,10 +28,10 @@ def test_a_request_is_equal_if_it_is_on_every_worker_that_looked_it_up() -> None
     assert found.decode.causes == {"more had come": 1}
 
 
-def test_what_was_only_expected_and_what_was_there_are_told_apart() -> None:
+def test_expected_and_present_blocks_are_distinguished() -> None:
     found = figures([span(**prefill(64, 0, 0)), span(**prefill(64, 64, 32))])
     assert found.prefill.causes == {"a prompt in flight did not bring it": 1, "evicted meanwhile": 1}
 
 
-def test_a_half_written_line_of_a_trace_is_left_out() -> None:
+def test_half_written_line_of_a_trace_is_left_out() -> None:
     assert read_spans(json.dumps({"name": "a"}) + "\n" + '{"na') == [{"name": "a"}]

@@ -59,7 +59,7 @@ def test_share_is_judged_at_the_lowest_rate_where_the_best_peer_has_fallen() -> 
 
 
 @pytest.mark.parametrize(("changed", "holds"), [({"ttft_p50": 601.0}, False), ({"itl_p99": 126.0}, False), ({}, True)])
-def test_latency_is_judged_against_vllm_as_it_comes(changed: dict[str, float], holds: bool) -> None:
+def test_latency_is_judged_against_vllm_in_each_round(changed: dict[str, float], holds: bool) -> None:
     assert found(LATENCY, {1.0: figures(**changed)}).holds is holds
 
 
@@ -77,7 +77,7 @@ def test_time_to_the_answer_is_at_most_six_tenths() -> None:
     assert found(ANSWER, {1.0: figures(e2el_p50=5500.0)}).holds is False
 
 
-def test_setting_that_is_better_in_both_is_named() -> None:
+def test_setting_better_in_both_is_named() -> None:
     peers = {"vllm": {1.0: THEIRS}, "vllm-c64": {1.0: figures(ttft_p90=899.0, itl_p99=49.0)}}
     finding = found(DOMINANCE, {1.0: PLAIN}, peers=peers)
     assert (finding.holds, finding.detail) == (False, "1/s: vllm-c64")

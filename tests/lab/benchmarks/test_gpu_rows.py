@@ -57,7 +57,7 @@ def test_every_row_is_listed(module: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_row_runs_to_its_end(name: str) -> None:
+def test_row_runs_to_its_end(name: str) -> None:
     row = next(row for module in MODULES for row in rows_of(module) if row.name == name)
     with torch.inference_mode():
         found = measured(row, DRY)
@@ -71,7 +71,7 @@ def test_nothing_is_imported_that_a_bare_machine_lacks() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_what_a_row_is_measured_against_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_reference_of_a_row_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)  # as if it were not installed
     row = next(row for row in rows_of("peers") if row.name == "flashinfer")
     assert measured(row, DRY)["status"] == "absent"
@@ -80,7 +80,7 @@ def test_what_a_row_is_measured_against_may_be_absent(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("target", "met"), [(None, None), (at_least(2), True), (at_least(4), False), (at_most(2), False)]
 )
-def test_a_target_is_met_or_not(target: object, met: bool | None) -> None:
+def test_target_is_met_or_not(target: object, met: bool | None) -> None:
     assert Figure("speed", 3.0, "m/s", target).is_met("") is met  # type: ignore[arg-type]
 
 
@@ -100,7 +100,7 @@ H100, H200, OTHER = "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA H100 PCIe"
         (at_least(0.9), OTHER, True, "at least 0.9"),
     ],
 )
-def test_an_absolute_target_is_the_one_of_the_gpu_at_hand(
+def test_absolute_target_is_the_one_of_the_gpu_at_hand(
     target: FigureTarget, device: str, met: bool | None, said: str
 ) -> None:
     found = Figure("speed", 3.0, "TB/s", target).as_dict(device)
@@ -136,7 +136,7 @@ class Mark:
 
 
 @pytest.mark.parametrize(("call_ms", "least_ms", "least_calls"), [(1.0, 50 + 50, 0), (200.0, 0, 1 + 10)])
-def test_what_is_measured_is_a_warm_device_for_long_enough(
+def test_measurement_runs_long_enough_on_a_warm_device(
     call_ms: float, least_ms: float, least_calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = Device(call_ms, raised_at_ms=45)
@@ -147,7 +147,7 @@ def test_what_is_measured_is_a_warm_device_for_long_enough(
     assert device.calls >= least_calls
 
 
-def test_the_table_names_rows_that_were_missed_and_rows_that_did_not_end(tmp_path: Path) -> None:
+def test_table_names_rows_that_were_missed_and_rows_that_did_not_end(tmp_path: Path) -> None:
     figure = Figure("32 x 4096", 3.456789, "TB/s", at_least(3.6), "copy 4.3 TB/s").as_dict("")
     (tmp_path / "one.json").write_text(json.dumps({"status": "measured", "figures": [figure]}))
     (tmp_path / "two.json").write_text(json.dumps({"status": "failed", "reason": "out of luck"}))
@@ -182,7 +182,7 @@ def starter(out: Path, started: list[list[str]]) -> Callable[[Sequence[str]], "s
     return start
 
 
-def test_a_row_that_hangs_or_dies_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_that_hangs_or_dies_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(row_processes.ROW_S, "hangs", 0.3)
     started: list[list[str]] = []
     rows = ["first", "hangs", "second", "dies", "third"]
@@ -193,7 +193,7 @@ def test_a_row_that_hangs_or_dies_costs_no_other(tmp_path: Path, monkeypatch: py
     assert (found["hangs"]["reason"], found["dies"]["reason"]) == ("timed out", "its process exited with 7")
 
 
-def test_a_row_that_breaks_the_device_is_the_only_one_that_fails(tmp_path: Path) -> None:
+def test_row_that_breaks_the_device_fails_alone(tmp_path: Path) -> None:
     started: list[list[str]] = []
     rows = ["first", "breaks", "second", "third"]
     assert run_rows(starter(tmp_path, started), rows, tmp_path, time.monotonic() + 30) == 1
@@ -202,7 +202,7 @@ def test_a_row_that_breaks_the_device_is_the_only_one_that_fails(tmp_path: Path)
     assert status == {"first": "measured", "breaks": "failed", "second": "measured", "third": "measured"}
 
 
-def test_a_process_ends_after_a_row_that_broke_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_ends_after_a_row_that_broke_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "settled", lambda device: False)
     arguments = ["attention", "--rows", "decode_attention,pages", "--out", str(tmp_path), "--dry-run"]
     assert run.main(arguments) == DEVICE_LOST
@@ -228,7 +228,7 @@ gpu.main(["--no-tests", "--rows", "pages,hand_over", "--out", sys.argv[2]])
 
 
 @pytest.mark.parametrize("comes", ["begun", "later"])
-def test_a_row_ends_with_all_that_it_started_where_a_signal_ends_measuring(comes: str, tmp_path: Path) -> None:
+def test_row_ends_with_all_that_it_started_where_a_signal_ends_measuring(comes: str, tmp_path: Path) -> None:
     """The signal may come before the row's process has started."""
     note = tmp_path / "pid"
     command = [sys.executable, "-c", STARTS_A_ROW, str(note), str(tmp_path / "out"), comes]
@@ -278,7 +278,7 @@ def test_throughput_is_that_of_nano_vllms_requests() -> None:
     assert (sum(map(len, work.prompts)), sum(work.answer_tokens)) == (142_827, 133_966)
 
 
-def test_the_device_is_busy_where_any_work_covers_the_time() -> None:
+def test_device_is_busy_where_any_work_covers_the_time() -> None:
     assert covered([]) == 0
     assert covered([(3, 4), (0, 2), (1, 2.5), (3.5, 3.75)]) == 3.5
 
@@ -315,7 +315,7 @@ def archived(out: Path) -> list[str]:
         return archive.getnames()
 
 
-def test_the_script_finds_the_package_and_keeps_a_log_and_an_archive(tmp_path: Path) -> None:
+def test_script_finds_the_package_and_keeps_a_log_and_an_archive(tmp_path: Path) -> None:
     running = script(tmp_path, 'echo "path $PYTHONPATH, arguments $*"; exit 3')
     said, _ = running.communicate(timeout=30)
     assert running.returncode == 3, said
@@ -332,7 +332,7 @@ def test_products_in_float32_are_not_in_tf32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("whole_group", [False, True])
-def test_the_script_keeps_an_archive_where_it_is_told_to_end(tmp_path: Path, whole_group: bool) -> None:
+def test_script_keeps_its_archive_on_sigterm(tmp_path: Path, whole_group: bool) -> None:
     with script(tmp_path, TOLD_TO_END, within=sys.executable) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "begun\n"
@@ -357,7 +357,7 @@ def test_all_rows_together_may_take_no_longer_than_ten_minutes() -> None:
     assert sum(each_s) <= 1.3 * gpu.TOTAL_S
 
 
-def test_a_profiled_row_slows_no_other() -> None:
+def test_profiled_row_slows_no_other() -> None:
     """A profiler stays attached to its process, so the row runs in its own."""
     engine = [rows for module, rows in shared_out(ALL_ROWS) if module == "engine"]
     assert engine == [["throughput"], ["step_qwen0.6b"], ["step_llama8b"]]

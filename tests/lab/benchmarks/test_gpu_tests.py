@@ -72,7 +72,7 @@ def test_attentions_in_another_order_are_as_close_as_they_are_asked_to_be(
     assert 0 < apart(ours, theirs) < ATTENTION_ROUNDING
 
 
-def test_a_mask_that_shows_one_token_too_many_is_not(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mask_that_shows_one_token_too_many_is_not(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right, wrong = (kv_of_prompt(checkpoint, monkeypatch, 64, seen) for seen in (0, 1))
     assert apart(wrong, right) > ATTENTION_ROUNDING
 
@@ -138,7 +138,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_test_that_ends_its_process_is_named_and_costs_no_other(
+def test_test_that_ends_its_process_is_named_and_costs_no_other(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(suite, "EACH_ALONE_S", 600.0)  # four processes that import torch
@@ -157,7 +157,7 @@ def test_a_test_that_ends_its_process_is_named_and_costs_no_other(
     assert not list(checkout.glob("*.running"))
 
 
-def test_a_test_that_hangs_ends_with_the_processes_that_it_started(
+def test_test_that_hangs_ends_with_the_processes_that_it_started(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin, note = suite.start, checkout / "pid"

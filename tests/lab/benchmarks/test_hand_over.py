@@ -36,6 +36,6 @@ def test_stages_add_up_to_the_time_between_the_last_chunk_and_the_first_step(
     assert stages.total == pytest.approx(sum(parts)) == pytest.approx(110.0)
 
 
-def test_what_was_copied_before_the_last_chunk_ended_is_hidden(marks: tuple[StageMarks, StageMarks]) -> None:
+def test_copy_before_the_end_of_the_last_chunk_is_hidden(marks: tuple[StageMarks, StageMarks]) -> None:
     _, hidden = stages_of(*marks, since=0.9)
     assert hidden == pytest.approx(0.5)

@@ -79,7 +79,7 @@ def test_no_file_memory_or_process_of_one_host_is_seen_by_another(network: HostN
 
 
 @needs_root
-def test_a_host_changes_no_file_of_the_machine(network: HostNetwork) -> None:
+def test_host_changes_no_file_of_the_machine(network: HostNetwork) -> None:
     write = "import sys\ntry: open(sys.argv[1], 'w')\nexcept OSError as error: print(error.strerror)"
     assert says(network, "first", write, f"/var/{os.getpid()}") == "Read-only file system"
 
@@ -106,14 +106,14 @@ async def test_outside_reaches_a_host_through_a_port_of_loopback(answering: Host
 
 
 @needs_root
-def test_a_link_is_as_slow_as_it_was_asked_to_be(answering: HostNetwork) -> None:
+def test_link_has_the_configured_delay(answering: HostNetwork) -> None:
     began_s = time.monotonic()
     assert heard(answering, answering.address("second"), BOUND_S) == "second"
     assert time.monotonic() - began_s >= 3 * DELAY_MS / 1e3  # of TCP's handshake; the answer may come with its end
 
 
 @needs_root
-def test_a_link_that_was_cut_passes_nothing_until_it_is_mended(answering: HostNetwork) -> None:
+def test_link_that_was_cut_passes_nothing_until_it_is_mended(answering: HostNetwork) -> None:
     answering.cut("second")
     assert heard(answering, answering.address("second")) == ""
     answering.mend("second")
@@ -121,7 +121,7 @@ def test_a_link_that_was_cut_passes_nothing_until_it_is_mended(answering: HostNe
 
 
 @needs_root
-def test_what_a_link_drops_and_what_waits_for_its_rate_is_counted(answering: HostNetwork) -> None:
+def test_drops_and_waits_of_a_link_are_counted(answering: HostNetwork) -> None:
     before = answering.counts("second")
     answering.cut("second")
     assert heard(answering, answering.address("second")) == ""
@@ -137,7 +137,7 @@ def test_what_a_link_drops_and_what_waits_for_its_rate_is_counted(answering: Hos
 
 
 @needs_root
-def test_a_host_that_lost_power_has_no_processes_and_boots_without_them(network: HostNetwork) -> None:
+def test_host_without_power_has_no_processes_and_boots_without_them(network: HostNetwork) -> None:
     process = start(network, "first", SERVE, "first")
     assert process.stdout is not None and process.stdout.readline() == "listening\n"
     network.power_off("first")
@@ -151,7 +151,7 @@ def test_a_host_that_lost_power_has_no_processes_and_boots_without_them(network:
 
 
 @needs_root
-def test_hosts_end_with_the_process_that_made_them() -> None:
+def test_hosts_end_with_their_creator() -> None:
     make = (
         "from baton.lab.harness.hosts.network import HostNetwork\n"
         "import sys, time\n"
@@ -169,16 +169,14 @@ def test_hosts_end_with_the_process_that_made_them() -> None:
 
 
 @pytest.mark.parametrize(("missing", "named"), [("root", "need root"), ("tc", "apt install iproute2")])
-def test_a_machine_without_what_hosts_need_is_said_so(
-    missing: str, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machine_without_namespaces_is_reported(missing: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.lab.harness.hosts.network.may_make_namespaces", lambda: missing != "root")
     monkeypatch.setattr("shutil.which", lambda program: None if program == missing else f"/usr/bin/{program}")
     with pytest.raises(HostsUnavailable, match=named):
         HostNetwork(["only"]).__enter__()
 
 
-def test_a_rate_is_of_what_an_end_sends_and_a_loss_of_what_it_receives() -> None:
+def test_rate_applies_to_sending_and_loss_to_receiving() -> None:
     rate, loss = shape_lines("eth0", HostLink(bits_per_s=1e9, loss=0.25))
     assert rate == "qdisc replace dev eth0 root tbf rate 1000000000bit burst 125000b latency 50ms"
     assert loss.startswith("filter replace dev eth0 ingress ") and f" {1 << 30}," in loss
@@ -189,6 +187,6 @@ def test_all_or_nothing_is_lost_without_a_draw() -> None:
 
 
 @pytest.mark.parametrize("field", ["loss", "bits_per_s", "delay_ms"])
-def test_a_link_that_cannot_be_is_refused_by_its_field(field: str) -> None:
+def test_link_that_cannot_be_is_refused_by_its_field(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field} is -1"):
         HostLink(**{field: -1.0})

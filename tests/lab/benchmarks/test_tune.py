@@ -32,7 +32,7 @@ def timed(layers: list[list[KernelCall]]) -> float:
     return 1e-3 / float(tokens)
 
 
-def test_a_candidate_that_fails_is_passed_over(
+def test_candidate_that_fails_is_passed_over(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tune, "settled", lambda device: True)
@@ -42,7 +42,7 @@ def test_a_candidate_that_fails_is_passed_over(
     assert said[2].endswith("small: 7.8 us, large: 7.8 us  <- best so far")
 
 
-def test_a_lost_device_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_device_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "settled", lambda device: False)
     with pytest.raises(tune.DeviceLost, match="tokens=64"):
         tune.tuned("decode", HOPPER, timed)

@@ -8,7 +8,7 @@ import pytest
 from baton.lab.benchmarks.transfer.worker_pair import worker_process
 
 
-def test_a_worker_that_does_not_stop_is_killed_and_costs_no_figure(
+def test_worker_that_does_not_stop_is_killed_and_costs_no_figure(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     begun = tmp_path / "begun"
@@ -20,7 +20,7 @@ def test_a_worker_that_does_not_stop_is_killed_and_costs_no_figure(
     assert "the decode worker did not stop in 0.2 s" in capfd.readouterr().err
 
 
-def test_a_worker_has_an_environment_of_its_own(tmp_path: Path) -> None:
+def test_worker_has_its_own_environment(tmp_path: Path) -> None:
     said = tmp_path / "said"
     command = ("sh", "-c", 'echo "$SHARE of $OMP_NUM_THREADS" > "$0"', str(said))
     with worker_process("prefill", tmp_path, within=command, environment={"SHARE": "75"}, threads=3) as worker:

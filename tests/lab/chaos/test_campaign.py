@@ -48,17 +48,17 @@ def planned(kind: FaultKind, target: str, source: str = "", at_once: bool = Fals
         ([Fault(FaultKind.FILE_CUT, "disk"), Fault(KILL, "prefill-1")], planned(KILL, "router-0"), True),
     ],
 )
-def test_a_fault_waits_where_nothing_would_be_left(under_way: list[Fault], wanted: Planned, may: bool) -> None:
+def test_fault_waits_where_nothing_would_be_left(under_way: list[Fault], wanted: Planned, may: bool) -> None:
     assert FaultTurns(under_way).may_begin(wanted, ()) is may
 
 
-def test_a_fault_waits_for_whoever_has_not_recovered() -> None:
+def test_fault_waits_for_unrecovered_workers() -> None:
     assert not FaultTurns().may_begin(planned(KILL, "decode-0"), {"decode-1"})
     assert not FaultTurns().may_begin(planned(KILL, "decode-0"), {"decode-0"})
     assert FaultTurns().may_begin(planned(KILL, "decode-0"), {"prefill-0", "redis"})
 
 
-def test_a_link_in_use_is_chosen_and_none_where_nobody_says_anything() -> None:
+def test_link_in_use_is_chosen_and_none_while_all_are_silent() -> None:
     proxies = {name: Proxy(("", 0), ("", 0), lambda _: None) for name in ("prefill-0", "prefill-1", "decode-0")}
     scene = Scene(SimpleNamespace(proxies=proxies), None, random.Random(1))  # type: ignore[arg-type]
     idle = Fault(PARTITION, "prefill-1", "decode-1")
@@ -109,13 +109,13 @@ async def carry_out(plan: list[Planned], errors: list[Exception | None], wanted:
     return campaign
 
 
-async def test_what_was_not_made_comes_again_and_counts_once() -> None:
+async def test_unmade_fault_is_retried_and_counts_once() -> None:
     found = await carry_out([planned(KILL, "decode-0")], [NotMade("nobody there"), None])
     assert [each.proof for each in found.injected] == ["seen"]
     assert [each.why for each in found.unmade] == ["nobody there"]
 
 
-async def test_what_never_finds_anything_is_given_up_and_told() -> None:
+async def test_fault_without_a_target_is_given_up_and_reported() -> None:
     found = await carry_out([planned(KILL, "decode-0")], [NotMade("nobody there")] * TRIES)
     assert len(found.unmade) == TRIES
     assert never_made(found.injected, found.unmade) == [KILL]
@@ -124,13 +124,13 @@ async def test_what_never_finds_anything_is_given_up_and_told() -> None:
     assert never_made([], [Unmade(Fault(KILL, "decode-0"), 0.0, "")]) == []
 
 
-async def test_fault_that_is_not_proven_comes_again_and_is_told_apart() -> None:
+async def test_unproven_fault_is_retried_and_counted_apart() -> None:
     found = await carry_out([planned(KILL, "decode-0")], [NotProven("still there"), None])
     assert [(each.proof, each.trouble) for each in found.injected] == [(None, "still there"), ("seen", "")]
     assert (found.unmade, too_few_proven(found.injected)) == ([], [])
 
 
-async def test_kind_that_is_never_proven_is_too_little() -> None:
+async def test_never_proven_kind_fails_the_campaign() -> None:
     found = await carry_out([planned(KILL, "decode-0")], [NotProven("still there")] * TRIES)
     assert len(found.injected) == TRIES
     assert too_few_proven(found.injected) == [KILL]
@@ -143,7 +143,7 @@ def test_half_of_each_kind_must_be_proven(proven: int, unproven: int, enough: bo
     assert too_few_proven([*made, *others]) == ([] if enough else [KILL])
 
 
-async def test_a_mistake_of_an_injection_ends_the_campaign_and_is_no_fault_that_was_forgotten() -> None:
+async def test_error_of_an_injection_ends_the_campaign_and_is_no_fault() -> None:
     with pytest.raises(ExceptionGroup) as raised:
         await carry_out([planned(KILL, "decode-0")], [KeyError("reads")])
     assert raised.group_contains(KeyError)
@@ -155,7 +155,7 @@ async def test_it_ends_when_enough_is_proven() -> None:
     assert len(found.injected) == 3
 
 
-def test_whoever_a_router_cannot_use_is_not_sound() -> None:
+def test_worker_unusable_for_a_router_is_not_sound() -> None:
     workers = [ProcessPlace("prefill-0", 1, ""), ProcessPlace("decode-0", 2, "")]
     there = [SimpleNamespace(worker_id=each.name, connected=True, load=1) for each in workers]
     sees_all = SimpleNamespace(ready=True, registry_connected=True, detail="", workers=there)
@@ -171,7 +171,7 @@ def test_whoever_a_router_cannot_use_is_not_sound() -> None:
     assert names({"router-0": sees_all, "router-1": None}, everybody[:2]) == {"router-1", "prefill-0", "decode-0"}
 
 
-def test_a_disk_that_a_worker_does_without_is_not_sound() -> None:
+def test_disk_that_a_worker_does_without_is_not_sound() -> None:
     sees_all = SimpleNamespace(ready=True, registry_connected=True, detail="", workers=[])
     off = {"decode-0": "reads, writes"}
     found = unsound(ProcessPlace("redis", 0, ""), {"router-0": sees_all}, [], ["redis", "router-0"], off)  # type: ignore[dict-item]

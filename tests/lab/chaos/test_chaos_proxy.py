@@ -58,7 +58,7 @@ def proxy_for(port: int, who: str = "router-0") -> Proxy:
     return Proxy(("127.0.1.9", port), ("127.0.0.1", port), lambda _: who)
 
 
-async def test_bytes_pass_and_a_held_way_holds_them_until_it_is_opened(port: int) -> None:
+async def test_bytes_pass_unless_a_direction_is_held(port: int) -> None:
     proxy = proxy_for(port)
     async with echo(proxy, port):
         line = await Line.open(port)
@@ -79,7 +79,7 @@ async def held(proxy: Proxy, times: int) -> None:
     await eventually(lambda: proxy.counts("router-0").held == times)
 
 
-async def test_a_delay_is_kept_and_counted(port: int) -> None:
+async def test_delay_is_kept_and_counted(port: int) -> None:
     proxy = proxy_for(port)
     async with echo(proxy, port):
         line = await Line.open(port)
@@ -91,7 +91,7 @@ async def test_a_delay_is_kept_and_counted(port: int) -> None:
         line.close()
 
 
-async def test_a_cut_breaks_what_is_open_and_lets_new_ones_in(port: int) -> None:
+async def test_cut_breaks_open_connections_and_accepts_new_ones(port: int) -> None:
     proxy = proxy_for(port)
     async with echo(proxy, port):
         line = await Line.open(port)
@@ -106,7 +106,7 @@ async def test_a_cut_breaks_what_is_open_and_lets_new_ones_in(port: int) -> None
         again.close()
 
 
-async def test_a_cut_of_another_link_breaks_nothing(port: int) -> None:
+async def test_cut_of_another_link_breaks_nothing(port: int) -> None:
     proxy = proxy_for(port)
     async with echo(proxy, port):
         line = await Line.open(port)
@@ -116,7 +116,7 @@ async def test_a_cut_of_another_link_breaks_nothing(port: int) -> None:
         line.close()
 
 
-async def test_a_process_behind_the_proxy_that_is_gone_looks_gone(port: int) -> None:
+async def test_exited_process_behind_the_proxy_looks_gone(port: int) -> None:
     proxy = proxy_for(port)
     await proxy.start()
     try:
@@ -126,7 +126,7 @@ async def test_a_process_behind_the_proxy_that_is_gone_looks_gone(port: int) -> 
         await proxy.close()
 
 
-async def test_a_process_that_comes_back_is_reached_again_and_one_that_goes_refuses(port: int) -> None:
+async def test_returning_process_is_reached_and_exiting_one_refuses(port: int) -> None:
     proxy = proxy_for(port)
     await proxy.start()
     for _ in range(2):
@@ -153,7 +153,7 @@ async def until(port: int, is_open: bool) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_the_owner_of_a_connection_is_the_process_that_made_it(port: int) -> None:
+async def test_owner_of_a_connection_is_the_process_that_made_it(port: int) -> None:
     child = await asyncio.create_subprocess_exec("sleep", "60")
     found: list[str | None] = []
 

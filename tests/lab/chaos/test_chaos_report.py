@@ -32,7 +32,7 @@ def outcome() -> ChaosOutcome:
     )
 
 
-def test_a_report_has_its_figures_and_pictures(tmp_path: Path) -> None:
+def test_report_has_its_figures_and_pictures(tmp_path: Path) -> None:
     write(outcome(), tmp_path)
     result = json.loads((tmp_path / "report.json").read_text())
     assert (result["verdict"]["held"], result["verdict"]["missed"]) == (1, 0)
@@ -46,14 +46,14 @@ def test_a_report_has_its_figures_and_pictures(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "streams.jsonl").read_text())["longest_pause_s"] == 3.0
 
 
-def test_a_broken_stream_is_listed_with_its_time_and_its_workers() -> None:
+def test_broken_stream_is_listed_with_its_time_and_its_workers() -> None:
     run = replace(outcome(), findings=[Finding(0, FindingKind.WRONG_TOKEN, 0, 3, "8 in place of 7")])
     attempts = "prefill-0 > decode-0 WORKER_LOST; prefill-0 > decode-1"
     wanted = f"| 0 | wrong token | 0 | 3 | 8 in place of 7 | greedy 0, 0.5 to 6.1 s, {attempts} |"
     assert wanted in markdown(summary(run)).splitlines()
 
 
-def test_a_broken_answer_after_the_faults_is_no_stream_of_before() -> None:
+def test_broken_answer_after_the_faults_is_no_stream_of_before() -> None:
     run = replace(outcome(), after=[Finding(0, FindingKind.WRONG_TOKEN, 0, 3, "8 in place of 7")])
     wanted = "| 0 | wrong token | 0 | 3 | 8 in place of 7 | after the faults, undisturbed |"
     assert wanted in markdown(summary(run)).splitlines()
@@ -84,11 +84,11 @@ def test_a_broken_answer_after_the_faults_is_no_stream_of_before() -> None:
         {"options": ChaosOptions(1.0, 7, 2, (), tier=True)},
     ],
 )
-def test_a_run_where_anything_broke_is_not_good(changes: dict[str, object]) -> None:
+def test_run_where_anything_broke_is_not_good(changes: dict[str, object]) -> None:
     assert not replace(outcome(), **changes).is_good  # type: ignore[arg-type]
 
 
-def test_single_fault_without_proof_is_listed_with_its_reason_and_breaks_nothing() -> None:
+def test_single_unproven_fault_is_listed_and_fails_nothing() -> None:
     unproven = Injected(Fault(FaultKind.KILL, "decode-0"), 1.0, 2.0, None, "not seen within 90 s")
     run = outcome()
     run.injected.append(unproven)
@@ -106,7 +106,7 @@ def test_drafts_of_a_run_that_speculates_are_counted() -> None:
     assert "--speculate" not in markdown(summary(outcome()))
 
 
-def test_a_close_place_is_reported_and_breaks_nothing() -> None:
+def test_close_place_is_reported_and_breaks_nothing() -> None:
     close = replace(outcome(), findings=[Finding(0, FindingKind.CLOSE, 0, 3, "")])
     assert close.is_good
     assert summary(close)["findings"]["close"] == 1
@@ -123,7 +123,7 @@ def test_growth_is_of_lives_that_lasted_and_after_their_warm_up() -> None:
 @pytest.mark.parametrize(
     ("mib_per_minute", "descriptors", "flat"), [(0.5, 0, True), (6, 0, True), (12, 0, False), (0, 0.5, False)]
 )
-def test_what_grows_with_time_is_not_flat(mib_per_minute: float, descriptors: float, flat: bool) -> None:
+def test_growth_with_time_is_not_flat(mib_per_minute: float, descriptors: float, flat: bool) -> None:
     private = [round(2**27 + mib_per_minute * 2**20 * at / 60) for at in range(150)]
     [grown] = growth(life(range(150), private, descriptors))
     assert grown.per_minute == pytest.approx(mib_per_minute * 2**20, rel=0.05, abs=1)
@@ -131,7 +131,7 @@ def test_what_grows_with_time_is_not_flat(mib_per_minute: float, descriptors: fl
     assert replace(outcome(), looks=life(range(150), private, descriptors)).is_good is flat
 
 
-def test_a_routers_records_fill_while_it_lives() -> None:
+def test_routers_records_fill_while_it_lives() -> None:
     private = [round(2**27 + 10 * 2**20 * at / 60) for at in range(150)]
     router = [replace(look, name="router-0") for look in life(range(150), private)]
     assert [grown.is_flat for grown in growth(router)] == [True]
@@ -146,7 +146,7 @@ def life(times: range, private: Sequence[int] = (), descriptors: float = 0) -> l
     ]
 
 
-def test_a_run_with_files_says_what_came_back_from_them() -> None:
+def test_report_of_a_run_with_files_counts_restored_blocks() -> None:
     with_files = replace(outcome(), options=ChaosOptions(1.0, 7, 2, (), tier=True))
     assert "NO block was read from files" in markdown(summary(with_files))
     told = Counter({"hits": 40, "queries": 90, "corrupt_blocks": 3, "evicted_blocks": 7})

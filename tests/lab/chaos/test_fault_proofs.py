@@ -83,14 +83,14 @@ async def life() -> AsyncIterator[Life]:
     await child.wait()
 
 
-async def test_a_kill_is_proved_by_the_end_of_that_very_process(life: Life) -> None:
+async def test_kill_is_proved_by_the_end_of_that_very_process(life: Life) -> None:
     kill = Signalled(OneProcess(), life, signal.SIGKILL)  # type: ignore[arg-type]
     await kill.inject()
     assert "gone" in await kill.prove()
     assert not is_alive(life)
 
 
-async def test_a_stop_is_proved_by_the_state_and_undone(life: Life) -> None:
+async def test_stop_is_proved_by_the_state_and_undone(life: Life) -> None:
     stop = Stopped(OneProcess(), life, 0.0)  # type: ignore[arg-type]
     await stop.inject()
     assert "state T" in await stop.prove()
@@ -100,7 +100,7 @@ async def test_a_stop_is_proved_by_the_state_and_undone(life: Life) -> None:
 
 @pytest.mark.usefixtures("short_proof")
 @pytest.mark.parametrize("kind", ["kill", "stop"])
-async def test_an_injector_that_does_nothing_is_found_out(life: Life, kind: str) -> None:
+async def test_injector_that_does_nothing_is_found_out(life: Life, kind: str) -> None:
     deaf = OneProcess(deaf=True)
     broken = Signalled(deaf, life, signal.SIGKILL) if kind == "kill" else Stopped(deaf, life, 0.0)  # type: ignore[arg-type]
     await broken.inject()
@@ -139,9 +139,7 @@ async def test_bits_on_their_way_are_turned_over_found_out_and_turned_back(life:
     assert state_of(life.pid) != "T"
 
 
-async def test_bits_of_nothing_that_is_being_read_are_not_turned_over(
-    life: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unread_bits_are_not_flipped(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corruption, "TRIES", 2)
     asked: list[int] = []
     stack = Transfers(source=life, unread=0)
@@ -151,7 +149,7 @@ async def test_bits_of_nothing_that_is_being_read_are_not_turned_over(
     assert asked == [corruption.PROMPTS] * 2
 
 
-async def test_bits_that_nobody_found_out_are_no_proof(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_undetected_bit_flips_are_no_proof(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corruption, "NOTICED_S", 0.1)
     monkeypatch.setattr(corruption, "PROOF_S", 0.1)
     monkeypatch.setattr(corruption, "TRIES", 1)
@@ -161,7 +159,7 @@ async def test_bits_that_nobody_found_out_are_no_proof(life: Life, monkeypatch: 
         await flip.prove()
 
 
-async def test_a_source_that_another_fault_ended_meanwhile_was_not_hit(
+async def test_source_that_another_fault_ended_meanwhile_was_not_hit(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ended(*_: object) -> bytes:
@@ -176,7 +174,7 @@ async def test_a_source_that_another_fault_ended_meanwhile_was_not_hit(
         await flip.inject()
 
 
-async def test_bits_that_do_not_change_are_no_proof(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unchanged_bits_are_no_proof(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corruption, "write_memory", lambda *_: None)
     monkeypatch.setattr(corruption, "TRIES", 1)
     flip = FlippedOnTheWay(Transfers(source=life), "prefill-0", random.Random(1))  # type: ignore[arg-type]
@@ -185,7 +183,7 @@ async def test_bits_that_do_not_change_are_no_proof(life: Life, monkeypatch: pyt
         await flip.prove()
 
 
-async def test_a_flush_is_proved_by_the_keys_that_are_gone() -> None:
+async def test_flush_is_proved_by_the_keys_that_are_gone() -> None:
     server = start_redis_server()
     try:
         port = int(server.url.rpartition(":")[2].partition("/")[0])
@@ -200,7 +198,7 @@ async def test_a_flush_is_proved_by_the_keys_that_are_gone() -> None:
 
 
 @pytest.mark.usefixtures("short_proof")
-async def test_a_cut_and_a_partition_where_nothing_flows_were_not_made() -> None:
+async def test_cut_and_a_partition_where_nothing_flows_were_not_made() -> None:
     proxy = Proxy(("127.0.1.9", 1), ("127.0.0.1", 1), lambda _: None)
     with pytest.raises(NotMade):
         await CutConnections(proxy, "router-0").inject()
@@ -213,7 +211,7 @@ async def test_a_cut_and_a_partition_where_nothing_flows_were_not_made() -> None
 
 @pytest.mark.usefixtures("short_proof")
 @pytest.mark.parametrize("way", list(LinkWay))
-async def test_a_partition_through_which_something_passes_is_found_out(way: LinkWay) -> None:
+async def test_partition_through_which_something_passes_is_found_out(way: LinkWay) -> None:
     proxy = Proxy(("127.0.1.9", 1), ("127.0.0.1", 1), lambda _: None)
     partition = Ruled([(proxy, "router-0")], Rule(held=frozenset({way})), 0.0, lambda counts: counts.held, "held")
     await partition.inject()
@@ -224,7 +222,7 @@ async def test_a_partition_through_which_something_passes_is_found_out(way: Link
 
 
 @pytest.mark.usefixtures("short_proof")
-async def test_what_passes_the_open_way_of_a_one_way_partition_is_no_sign_of_it() -> None:
+async def test_traffic_of_the_open_direction_is_no_proof_of_a_one_way_partition() -> None:
     proxy = Proxy(("127.0.1.9", 1), ("127.0.0.1", 1), lambda _: None)
     partition = Ruled(
         [(proxy, "router-0")], Rule(held=frozenset({LinkWay.BACK})), 0.0, lambda counts: counts.held, "held"
@@ -235,7 +233,7 @@ async def test_what_passes_the_open_way_of_a_one_way_partition_is_no_sign_of_it(
         await partition.prove()
 
 
-async def test_the_wall_clock_of_a_process_jumps_and_its_monotonic_one_does_not(tmp_path: Path) -> None:
+async def test_wall_clock_of_a_process_jumps_and_its_monotonic_one_does_not(tmp_path: Path) -> None:
     clock = make_wall_clock(tmp_path)
     assert clock is not None, "needs a C compiler; on Debian: apt install gcc"
     told = "import time, sys; sys.stdout.write(f'{time.time()} {time.monotonic()}')"
@@ -251,6 +249,6 @@ async def test_the_wall_clock_of_a_process_jumps_and_its_monotonic_one_does_not(
     clock.close()
 
 
-async def test_a_clock_without_a_shim_is_no_fault() -> None:
+async def test_clock_without_a_shim_is_no_fault() -> None:
     with pytest.raises(NotMade):
         injection_of(Fault(FaultKind.CLOCK, "", amount=5), Scene(OneProcess(), None, random.Random(1)))  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ from baton.lab.chaos.stack import ChaosStack
 from baton.lab.chaos.watch import life_of
 
 
-def test_a_gap_is_the_pause_that_the_fault_lies_in() -> None:
+def test_gap_is_the_pause_around_the_fault() -> None:
     times = [1.0, 1.1, 1.2, 3.0, 3.1]
     assert pause_around(times, 1.25) == Pause(1.2, 3.0)
     assert pause_around(times, 1.15) == Pause(1.2, 3.0), "what was on its way still came"
@@ -67,7 +67,7 @@ def test_only_streams_that_lost_that_worker_count() -> None:
     assert gaps_at([killed], [lost], frozenset({FaultKind.STOP})) == []
 
 
-def test_a_stream_whose_worker_was_on_a_lost_host_counts() -> None:
+def test_stream_whose_worker_was_on_a_lost_host_counts() -> None:
     on_host = frozenset({"prefill-1", "decode-1"})
     host = Injected(Fault(FaultKind.HOST_LOST, "host-2", on_host=on_host), 2.1, 2.2, "3 processes are gone")
     lost = stream(
@@ -77,7 +77,7 @@ def test_a_stream_whose_worker_was_on_a_lost_host_counts() -> None:
     assert (gap.stream, gap.seconds) == (1, 2.5)
 
 
-def test_a_gap_names_the_other_faults_of_its_time() -> None:
+def test_gap_names_concurrent_faults() -> None:
     killed = Injected(Fault(FaultKind.KILL, "decode-1"), 2.1, 2.2, "pid 7 is gone")
     lasting = Injected(Fault(FaultKind.STOP, "decode-0"), 1.2, 2.4, "stopped")
     later = Injected(Fault(FaultKind.FLUSH, "redis"), 3.0, 3.0, "flushed")
@@ -91,7 +91,7 @@ def test_a_gap_names_the_other_faults_of_its_time() -> None:
     assert gap.meanwhile == ("SIGSTOP decode-0", "FLUSHALL redis")
 
 
-def test_a_seed_makes_the_same_faults_and_every_kind_comes() -> None:
+def test_seed_makes_the_same_faults_and_every_kind_comes() -> None:
     plan = plan_faults(4, 300)
     assert plan == plan_faults(4, 300) != plan_faults(5, 300)
     kinds = Counter(each.fault.kind for each in plan)
@@ -109,7 +109,7 @@ def test_plan_for_four_routers_hits_each_of_them() -> None:
     assert {each.source for each in plan if each.kind is FaultKind.PARTITION} >= set(ALL_ROUTERS)
 
 
-def test_a_disturbed_link_is_one_that_there_is() -> None:
+def test_disturbed_link_exists() -> None:
     for planned in plan_faults(9, 300):
         source, target = planned.fault.source, planned.fault.target
         assert source != target or planned.fault.kind is FaultKind.CLOCK
@@ -147,7 +147,7 @@ def test_every_fault_of_a_plan_is_an_injection_on_a_stack(tmp_path: Path) -> Non
     shim.close()
 
 
-def test_a_process_that_is_not_there_cannot_be_killed(tmp_path: Path) -> None:
+def test_missing_process_cannot_be_killed(tmp_path: Path) -> None:
     with pytest.raises(NotMade, match="not running"):
         injection_of(
             Fault(FaultKind.KILL, "decode-0"), Scene(ChaosStack(tmp_path, tmp_path, None), None, random.Random(1))

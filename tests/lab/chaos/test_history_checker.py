@@ -34,7 +34,7 @@ def kinds(given: StreamHistory, expected: tuple[ExpectedChoice, ...] = EXPECTED)
     return [finding.kind for finding in check(given, expected, BOUND_S)]
 
 
-def test_a_good_history_has_no_findings() -> None:
+def test_good_history_has_no_findings() -> None:
     assert kinds(history(*GOOD)) == []
 
 
@@ -62,20 +62,20 @@ def test_a_good_history_has_no_findings() -> None:
         (history(*GOOD, piece(0, choice=1)), FindingKind.WRONG_TOKEN),
     ],
 )
-def test_a_planted_fault_is_found_as_what_it_is(planted: StreamHistory, found: FindingKind) -> None:
+def test_planted_fault_is_found_by_kind(planted: StreamHistory, found: FindingKind) -> None:
     assert kinds(planted) == [found]
 
 
-def test_a_token_in_a_close_place_is_counted_apart_and_ends_the_comparison() -> None:
+def test_token_in_a_close_place_is_counted_apart_and_ends_the_comparison() -> None:
     other = history(piece(0), piece(1), piece(2, token_ids=(9,)), piece(3, token_ids=(11,)))
     assert check(other, EXPECTED, BOUND_S) == [Finding(3, FindingKind.CLOSE, 0, 2, "token 9 instead of 7")]
 
 
-def test_what_was_received_before_a_failure_is_checked_too() -> None:
+def test_tokens_before_a_failure_are_checked() -> None:
     assert kinds(history(piece(0), piece(2), ends=(), failure="UNAVAILABLE")) == [FindingKind.FAILED, FindingKind.LOST]
 
 
-def test_a_stream_that_its_client_gave_up_is_judged_as_far_as_it_came() -> None:
+def test_stream_abandoned_by_its_client_is_judged_up_to_its_end() -> None:
     given_up = history(piece(0), piece(1), ends=(), behaviour=Behaviour.CANCELS, failure="CANCELLED")
     assert kinds(given_up) == []
     assert kinds(replace(given_up, pieces=[piece(0), piece(1, token_ids=(9,))])) == [FindingKind.WRONG_TOKEN]

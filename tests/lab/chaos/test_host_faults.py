@@ -49,7 +49,7 @@ def test_too_few_and_too_many_hosts_are_refused(hosts: int) -> None:
         spread(hosts)
 
 
-def test_a_seed_makes_the_same_faults_of_every_kind_and_none_of_the_first_host() -> None:
+def test_seed_makes_the_same_faults_of_every_kind_and_none_of_the_first_host() -> None:
     plan = plan_faults(4, 300, hosts=3)
     assert plan == plan_faults(4, 300, hosts=3) != plan_faults(5, 300, hosts=3)
     of_hosts = [each.fault for each in plan if each.fault.on_host]
@@ -67,11 +67,11 @@ def test_a_seed_makes_the_same_faults_of_every_kind_and_none_of_the_first_host()
         (Fault(FaultKind.KILL, "router-0"), True),
     ],
 )
-def test_nothing_is_done_to_those_that_go_on_for_a_lost_host(wanted: Fault, may: bool) -> None:
+def test_surviving_processes_of_a_lost_host_are_left_alone(wanted: Fault, may: bool) -> None:
     assert FaultTurns([LOST]).may_begin(Planned(wanted, 0.0, at_once=False), ()) is may
 
 
-def test_what_is_not_there_with_its_host_is_not_hit_again() -> None:
+def test_processes_of_a_lost_host_are_not_hit_again() -> None:
     again = Planned(Fault(FaultKind.KILL, "decode-0"), 0.0, at_once=True)
     assert not FaultTurns([LOST]).may_begin(again, ())
     assert FaultTurns([Fault(FaultKind.KILL, "decode-0")]).may_begin(again, ())
@@ -130,7 +130,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("link", [None, HostLink(loss=0.2), HostLink(bits_per_s=1e6)])
-async def test_a_changed_link_is_proved_by_the_packets_that_met_it(link: HostLink | None) -> None:
+async def test_changed_link_is_proved_by_the_packets_that_met_it(link: HostLink | None) -> None:
     network = FakeNetwork()
     changed = LinkChanged(FakeStack(network), "host-1", link, 0.0)
     await changed.inject()
@@ -140,14 +140,14 @@ async def test_a_changed_link_is_proved_by_the_packets_that_met_it(link: HostLin
 
 
 @pytest.mark.parametrize("network", [FakeNetwork(deaf=True), FakeNetwork(quiet=True)])
-async def test_a_link_on_which_nothing_was_met_was_not_changed(network: FakeNetwork) -> None:
+async def test_link_on_which_nothing_was_met_was_not_changed(network: FakeNetwork) -> None:
     changed = LinkChanged(FakeStack(network), "host-1", None, 0.0)
     await changed.inject()
     with pytest.raises(NotMade):
         await changed.prove()
 
 
-async def test_a_host_whose_processes_live_on_was_not_lost_and_comes_back() -> None:
+async def test_host_with_live_processes_was_not_lost_and_returns() -> None:
     stack = FakeStack(FakeNetwork())
     lost = HostLost(stack, "host-1", 0.0)
     await lost.inject()

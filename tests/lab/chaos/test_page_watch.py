@@ -65,12 +65,12 @@ async def test_it_returns_when_the_last_worker_has_given_its_last_page_back() ->
     assert since_s["decode-0"] < since_s["decode-1"]
 
 
-async def test_a_worker_that_keeps_a_page_is_told_as_one() -> None:
+async def test_worker_with_an_unfreed_page_is_reported() -> None:
     async with watched([Worker(1)]) as watch:
         assert await watch.free_since(0.01, 0.3) == {"decode-0": None}
 
 
-async def test_pages_that_are_held_again_count_from_when_they_are_free_again() -> None:
+async def test_free_time_restarts_after_pages_are_reused() -> None:
     worker = Worker(0)
     async with watched([worker]) as watch:
         first = (await watch.free_since(0.01, BOUND_S))["decode-0"]

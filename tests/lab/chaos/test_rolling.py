@@ -35,7 +35,7 @@ def head(repository: Path) -> str:
     return subprocess.run(command, check=True, timeout=GIT_S, capture_output=True, text=True).stdout.strip()
 
 
-def test_the_code_of_a_commit_is_taken_once_whatever_the_tree_has_now(repository: Path, tmp_path: Path) -> None:
+def test_code_of_a_commit_is_extracted_once(repository: Path, tmp_path: Path) -> None:
     release = PastRelease("0.0.1", head(repository))
     (repository / "src" / "baton" / "__init__.py").write_text("RELEASE = 'new'\n")
     code = check_out(release, tmp_path / "releases", repository)
@@ -43,13 +43,13 @@ def test_the_code_of_a_commit_is_taken_once_whatever_the_tree_has_now(repository
     assert check_out(release, tmp_path / "releases", tmp_path / "nowhere") == code
 
 
-def test_a_clone_without_that_commit_says_how_to_get_it(repository: Path, tmp_path: Path) -> None:
+def test_clone_without_that_commit_says_how_to_get_it(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(ReleaseMissing, match=r"commit 0{40} of release 0\.0\.1 .* git fetch --unshallow"):
         check_out(PastRelease("0.0.1", "0" * 40), tmp_path / "releases", repository)
     assert not list((tmp_path / "releases").iterdir())
 
 
-def test_the_last_release_has_a_whole_commit_id() -> None:
+def test_last_release_has_a_whole_commit_id() -> None:
     assert len(last_release().commit) == 40
 
 
@@ -95,7 +95,7 @@ CLEAN = RollingOutcome(
 )
 
 
-def test_a_roll_is_clean_where_every_mixture_handed_kv_over_and_every_token_was_right() -> None:
+def test_roll_is_clean_if_every_mix_handed_kv_over_and_all_tokens_are_right() -> None:
     assert CLEAN.is_good and CLEAN.went_on_elsewhere == 1
     assert replace(CLEAN, findings=[Finding(0, FindingKind.CLOSE, 0, 3, "as good")]).is_good
 
@@ -115,7 +115,7 @@ def test_it_is_not_clean(change: dict[str, list[object]]) -> None:
     assert not replace(CLEAN, **change).is_good  # type: ignore[arg-type]
 
 
-def test_the_longest_pause_is_of_the_time_in_which_the_process_was_rolled() -> None:
+def test_longest_pause_is_of_the_time_in_which_the_process_was_rolled() -> None:
     assert CLEAN.longest_pause_s(CLEAN.rolled[0]) == 8.5
 
 

@@ -101,7 +101,7 @@ def test_every_name_and_label_of_a_rule_is_declared() -> None:
     assert [fault for rule in rules() for fault in faults(rule["expr"])] == []
 
 
-def test_every_value_that_a_rule_matches_is_one_that_a_router_writes() -> None:
+def test_every_value_matched_by_a_rule_is_written_by_a_router() -> None:
     known = {
         "outcome": {*map(str, RequestOutcome), "written", "dropped", "failed", "too_large"},
         "reason": {*(each.name.lower() for each in FailureReason), *COUNTED_FAILURES, *map(str, Leave)}
@@ -115,7 +115,7 @@ def test_every_value_that_a_rule_matches_is_one_that_a_router_writes() -> None:
                 assert set(values.split("|")) <= known[label], (rule["alert"], label)
 
 
-def test_every_rule_says_in_a_sentence_what_is_wrong_and_links_to_its_section() -> None:
+def test_every_rule_has_a_sentence_and_a_link() -> None:
     for rule in rules():
         notes = rule["annotations"]
         assert notes["summary"].endswith(".") and len(notes["summary"]) > 30, rule["alert"]
@@ -153,7 +153,7 @@ def check_after_20_min(folder: Path, series: Mapping[str, str], expression: str,
 
 
 @pytest.mark.parametrize("alert", [alert.name for alert in ALERTS])
-def test_an_alert_fires_on_its_fault(alert: str, tmp_path: Path) -> None:
+def test_alert_fires_on_its_fault(alert: str, tmp_path: Path) -> None:
     firing = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})'
     check_after_20_min(tmp_path, {**HEALTHY, **FIRES[alert]}, firing, 1.0)
 

@@ -23,12 +23,12 @@ def expressions(board: Any) -> list[str]:
     return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
 
 
-def test_committed_files_are_what_the_generator_writes() -> None:
+def test_committed_files_equal_the_generators() -> None:
     written = {path: path.read_text() if path.exists() else None for path in files()}
     assert written == files(), "run `.venv/bin/python -m baton.lab.dashboards`"
 
 
-def test_there_is_no_dashboard_beside_the_generated_ones() -> None:
+def test_all_dashboards_are_generated() -> None:
     assert boards().keys() == {board.file_name for board in DASHBOARDS}
     assert boards().keys() == {f"{name}.json" for name in ("overview", "workers", "transfer", "router", "keys")}
 
@@ -69,7 +69,7 @@ def test_panels_that_need_a_failure_are_there() -> None:
     assert {panel["title"] for board in boards().values() for panel in board["panels"]} >= NEEDS_A_FAILURE
 
 
-def test_what_is_not_declared_is_found() -> None:
+def test_undeclared_metric_is_found() -> None:
     assert faults("rate(baton:nothing_total[5m])") == ["no series baton:nothing_total"]
     assert faults('baton:workers{engine="d"}') == ["baton:workers has no label engine"]
     assert faults("sum by (role) (baton:ready)") == ["nothing has the label role"]
@@ -83,7 +83,7 @@ def test_values_of_workers_are_counted_once_however_many_routers_repeat_them() -
     assert value(gauge("baton:active_requests")) == "sum(baton:active_requests)"
 
 
-def test_an_expression_with_an_unknown_label_or_name_is_not_made() -> None:
+def test_expression_with_an_unknown_label_or_name_is_not_made() -> None:
     with pytest.raises(ValueError, match="has no label key"):
         quantile(0.5, histogram("vllm:time_to_first_token_seconds"), ("key",))
     with pytest.raises(ValueError, match="has no series"):

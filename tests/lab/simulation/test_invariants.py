@@ -31,7 +31,7 @@ def _nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.lab.simulation.invariants.wrong_answer", lambda history: None)
 
 
-def test_a_request_may_be_held_for_deadly_only_where_as_many_workers_died() -> None:
+def test_request_may_be_held_for_deadly_only_where_as_many_workers_died() -> None:
     check_all(world_with(POISON_DEATHS), [failed("POISON")])
     with pytest.raises(Violation, match="request 3: it failed with POISON"):
         check_all(world_with(POISON_DEATHS - 1), [failed("POISON")])

@@ -17,7 +17,7 @@ def loop() -> Iterator[SimulatedLoop]:
     made.close()
 
 
-def test_an_hour_passes_at_once(loop: SimulatedLoop) -> None:
+def test_hour_takes_no_real_time(loop: SimulatedLoop) -> None:
     began_s = loop.time()
     loop.run_until_complete(asyncio.sleep(3600))
     assert loop.time() == began_s + 3600
@@ -34,7 +34,7 @@ def test_callbacks_of_a_process_keep_their_order_and_processes_take_turns(loop: 
     assert done != sorted(done, key=lambda each: each[0])
 
 
-def test_a_killed_process_does_nothing_any_more_not_even_on_its_way_out(loop: SimulatedLoop) -> None:
+def test_killed_process_does_nothing_any_more_not_even_on_its_way_out(loop: SimulatedLoop) -> None:
     done: list[str] = []
 
     async def life() -> None:
@@ -56,7 +56,7 @@ def test_a_killed_process_does_nothing_any_more_not_even_on_its_way_out(loop: Si
     assert done == ["lives", "lives"]
 
 
-def test_a_process_that_hangs_goes_on_where_it_was(loop: SimulatedLoop) -> None:
+def test_stopped_process_continues_at_its_position(loop: SimulatedLoop) -> None:
     ticks: list[float] = []
 
     async def life() -> None:

@@ -48,7 +48,7 @@ def test_every_invariant_holds_in_some_worlds() -> None:
     assert 0 in drafted and 0 < drawn < sum(drafted), "workers draft in some worlds, and err now and then"
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_same_seed_is_the_same_run() -> None:
     digests = [
         result.trace.digest for _ in range(2) if (result := run_seed(41, WorldOptions(requests=3))).trace is not None
     ]
@@ -82,7 +82,7 @@ WORLDS_TO_LOOK_IN = 100  # the order of sets differs between runs, so no single 
         ("stale-copy", 48, WorldOptions(requests=24, faults=16, kinds=(SimulatedFaultKind.FORGET,))),
     ],
 )
-def test_a_planted_bug_is_found(plant: str, likely: int, options: WorldOptions) -> None:
+def test_planted_bug_is_found(plant: str, likely: int, options: WorldOptions) -> None:
     """`likely`: seed of a world that usually shows the bug; if it does not, the other worlds are run."""
     seeds = (likely, *range(WORLDS_TO_LOOK_IN))
     with planted(plant):
@@ -117,7 +117,7 @@ def test_all_that_was_exercised_is_summed_and_printed() -> None:
     assert merged.seeds == 2 and "4  bits flipped" in "\n".join(merged.lines())
 
 
-def test_what_redis_holds_expires_and_can_be_lost() -> None:
+def test_redis_values_expire_and_can_be_lost() -> None:
     loop = SimulatedLoop(random.Random(1))
     redis = SimulatedRedis(loop, random.Random(2))
     registry = SimulatedRegistry(redis)
@@ -144,7 +144,7 @@ def test_every_plant_is_known_to_the_command() -> None:
     assert sorted(PLANTS) == sorted(develop.PLANTS)
 
 
-def test_a_cut_link_holds_back_what_is_sent_and_keeps_its_order() -> None:
+def test_cut_link_delays_messages_and_keeps_their_order() -> None:
     loop = SimulatedLoop(random.Random(1))
     network = Network(loop, random.Random(2), base_s=0.001, jitter_s=0.1)
     arrived: list[int] = []
@@ -164,7 +164,7 @@ def test_a_cut_link_holds_back_what_is_sent_and_keeps_its_order() -> None:
     loop.close()
 
 
-def test_a_router_that_stands_still_holds_no_turn_of_others() -> None:
+def test_stopped_router_does_not_block_others() -> None:
     loop = SimulatedLoop(random.Random(1))
     model = SimpleNamespace(name="m", max_model_len=8, vocab_size=8, dtype="", block_tokens=4, groups=ONE_GROUP)
     description = cast(WorkerDescription, SimpleNamespace(fingerprint=b"f", model=model))

@@ -63,7 +63,7 @@ def test_blocks_of_one_id_have_the_same_tokens_and_all_else_is_a_calls_own(tmp_p
     assert longest_tokens([calls]) == 1035
 
 
-def test_the_busiest_stretches_come_first_and_again_where_there_are_fewer_than_seeds(tmp_path: Path) -> None:
+def test_busiest_stretches_come_first_and_again_where_there_are_fewer_than_seeds(tmp_path: Path) -> None:
     quiet, busy = ([(begin + step * n, 100, 1, []) for n in range(10)] for begin, step in ((0, 1000), (20_000, 10)))
     stretches = busiest(mooncake(tmp_path, [*quiet, *busy]), seeds=3, calls=10, speed=2.0)
     assert [stretch[-1].at_s for stretch in stretches] == [pytest.approx(at_s) for at_s in (0.045, 4.5, 0.045)]
@@ -94,12 +94,12 @@ def test_bad_input_is_refused_by_its_flag(tmp_path: Path, arguments: list[str], 
         size(*SLOS, *given)
 
 
-def test_a_file_without_curves_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_file_without_curves_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match=r"curves\.json: no curve is named"):
         size(*SLOS, *RATE, "--curves", curves(tmp_path, curves=[]))
 
 
-def test_a_load_of_nearly_one_prefill_worker_needs_two(tmp_path: Path) -> None:
+def test_load_of_nearly_one_prefill_worker_needs_two(tmp_path: Path) -> None:
     """Four prompts/s of 0.2 s each keep one worker 80% busy, but queueing makes it miss the SLO of 0.5 s."""
     few = ("--requests", 25, "--seeds", 1, "--jobs", 1, "--curves", curves(tmp_path))
     found = json.loads(size(*SLOS, *RATE, *few, "--json"))
@@ -109,7 +109,7 @@ def test_a_load_of_nearly_one_prefill_worker_needs_two(tmp_path: Path) -> None:
     assert 200 < tried[2, 1]["ttft_p50_ms"]["middle"] < 260
 
 
-def test_the_table_marks_the_taken_candidate_and_names_interval_and_device() -> None:
+def test_table_marks_the_taken_candidate_and_names_interval_and_device() -> None:
     options = SizeOptions(ttft_slo_ms=500.0, tbt_slo_ms=50.0, seeds=2)
     runs = [TrialFigures(10, failed, 123.0 + failed, 1500.0, 9.0, 18.0, 0.99, 1.0, 0.99) for failed in (0, 2)]
     candidate = SizingCandidate(WorkerNumbers(2, 1), tuple(runs))

@@ -36,7 +36,7 @@ def run(cluster: ClusterShape, asked: Sequence[SizingCall], seed: int = 0) -> li
     return run_cluster(cluster, COSTS, OVERHEADS, asked, seed)
 
 
-def test_a_lone_call_takes_its_steps_and_a_few_messages() -> None:
+def test_lone_call_takes_its_steps_and_a_few_messages() -> None:
     [answered] = run(PAIR, calls([0.0]))
     assert (answered.error, answered.tokens) == ("", 8)
     assert 0.4 < answered.ttft_s < 0.4 + 0.03
@@ -44,7 +44,7 @@ def test_a_lone_call_takes_its_steps_and_a_few_messages() -> None:
     assert STEP_S < answered.gaps_s[0] < STEP_S + 0.02, "the hand-over lies in the first gap"
 
 
-def test_a_prompt_waits_for_the_one_before_it_and_with_two_prefill_workers_it_does_not() -> None:
+def test_prompt_waits_for_the_one_before_it_and_with_two_prefill_workers_it_does_not() -> None:
     asked = calls([0.0, 0.01])
     one, two = (run(ClusterShape(prefill, 1, 20_000, 2048), asked)[1].ttft_s for prefill in (1, 2))
     assert one == pytest.approx(0.8, abs=0.05)
@@ -58,7 +58,7 @@ def test_answers_beyond_the_places_of_a_decode_worker_wait_for_one() -> None:
     assert max(each.ttft_s for each in enough) < 0.5
 
 
-def test_a_shared_prefix_is_computed_once() -> None:
+def test_shared_prefix_is_computed_once() -> None:
     [first] = calls([0.0], prompt_tokens=800)
     again = SizingCall(3.0, first.prompt[:768] + bytes(32), 8)
     answered = run(PAIR, [first, again])
@@ -79,7 +79,7 @@ def test_processes_of_their_own_give_the_same_figures_each_time_and_name_what_fa
             simulations.run([broken])
 
 
-def test_a_call_that_failed_is_in_no_slo() -> None:
+def test_call_that_failed_is_in_no_slo() -> None:
     answered = [CallResult(0.0, [0.1, 0.2], 2, ""), CallResult(0.0, [], 0, "RESOURCE_EXHAUSTED")]
     figures = figures_of(answered, SizingTargets(1000.0, 1000.0))
     assert figures == TrialFigures(2, 1, 100.0, 100.0, 100.0, 100.0, 0.5, 0.5, 0.5)

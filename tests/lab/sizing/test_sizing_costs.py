@@ -49,13 +49,13 @@ def ms(*chunks: Chunk) -> float:
     return 1e3 * costs().seconds(Plan(chunks))
 
 
-def test_a_step_of_answers_takes_as_long_as_measured_and_context_adds_its_slope() -> None:
+def test_step_of_answers_takes_as_long_as_measured_and_context_adds_its_slope() -> None:
     assert ms(answer(500)) == pytest.approx(10.0)
     assert ms(*[answer(500)] * 3) == pytest.approx(12.0), "between two measured batches"
     assert ms(answer(500), answer(1500)) == pytest.approx(11.0 + 1000 * 0.001)
 
 
-def test_a_prompt_costs_the_same_in_one_step_and_in_two_but_for_the_fixed_part() -> None:
+def test_prompt_costs_the_same_in_one_step_and_in_two_but_for_the_fixed_part() -> None:
     whole = ms(prompt(0, 400, draws=True))
     parts = ms(prompt(0, 250)) + ms(prompt(250, 150, draws=True))
     assert whole == pytest.approx(205.0)
@@ -85,10 +85,10 @@ def test_beyond_the_measured_points_the_last_line_goes_on() -> None:
         (measured(batch_context_tokens=None), "not as `baton bench curves` writes them"),
     ],
 )
-def test_a_file_that_is_no_file_of_curves_is_refused_with_its_fault(plain: Mapping[str, Any], said: str) -> None:
+def test_file_that_is_no_file_of_curves_is_refused_with_its_fault(plain: Mapping[str, Any], said: str) -> None:
     with pytest.raises(CurvesError, match=said):
         read_costs(plain)
 
 
-def test_the_rate_of_prompts_is_that_of_the_longest_measured() -> None:
+def test_rate_of_prompts_is_that_of_the_longest_measured() -> None:
     assert costs().prefill_tokens_per_s == pytest.approx(400 / 0.205)

@@ -44,7 +44,7 @@ def test_of_two_ways_the_dearer_role_loses_a_worker_first() -> None:
     assert cheap.taken.workers == WorkerNumbers(3, 1)
 
 
-def test_the_search_ends_soon_where_more_workers_of_neither_role_help() -> None:
+def test_search_ends_soon_where_more_workers_of_neither_role_help() -> None:
     def evaluate(workers: WorkerNumbers) -> SizingCandidate:
         return SizingCandidate(workers, (TrialFigures(9, 0, 5000.0, 5000.0, 10.0, 20.0, 0.4, 0.4, 1.0),))
 
@@ -59,12 +59,12 @@ def test_no_more_workers_than_allowed_are_tried() -> None:
     assert max(sum(each.workers) for each in result.tried) == 6
 
 
-def test_a_candidate_meets_the_share_only_in_every_seed() -> None:
+def test_candidate_meets_the_share_only_in_every_seed() -> None:
     runs = tuple(figures(1.0, 1.0 + late, WorkerNumbers(1, 1)) for late in (0.0, 0.0, 0.2))
     candidate = SizingCandidate(WorkerNumbers(1, 1), runs)
     assert candidate.of("share") == (1.0, pytest.approx(1 / 1.2), 1.0)
     assert not candidate.meets(0.95)
 
 
-def test_the_lower_bound_is_rounded_down_and_one_at_least() -> None:
+def test_lower_bound_is_rounded_down_and_one_at_least() -> None:
     assert [lower_bound(load, 100.0) for load in (5.0, 199.0, 250.0)] == [1, 1, 2]

@@ -29,7 +29,7 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(MODEL)
 
 
-def test_the_held_out_names_are_in_no_list_of_training() -> None:
+def test_held_out_names_are_in_no_list_of_training() -> None:
     assert not set(FIRST).intersection(names.FIRST)
     assert not set(LAST).intersection(names.LAST)
 
@@ -44,7 +44,7 @@ def test_people_of_other_names_are_read_right(
     assert score >= LEAST_RIGHT, printed
 
 
-def test_the_model_is_small() -> None:
+def test_model_is_small() -> None:
     shipped = [MODEL / "model.safetensors", *MODEL.glob("*.json"), MODEL / "chat_template.jinja"]
     assert sum(path.stat().st_size for path in shipped) <= MOST_BYTES
 
@@ -76,7 +76,7 @@ def test_training_writes_dialogues_as_the_template_does() -> None:
     assert asyncio.run(template.render(messages, tools)) == "".join(part.text for part in trained)
 
 
-def test_a_word_has_the_same_tokens_in_a_table_and_in_json(tokenizer: Any) -> None:
+def test_word_has_the_same_tokens_in_a_table_and_in_json(tokenizer: Any) -> None:
     for name in ("Maria Garcia", "José Hernández", "Wei Zhang", "Mei-Ling O'Connor"):
         [row, value, question] = (
             tokenizer(text, add_special_tokens=False).input_ids
@@ -86,7 +86,7 @@ def test_a_word_has_the_same_tokens_in_a_table_and_in_json(tokenizer: Any) -> No
         assert row[3 : 3 + len(tokens)] == value[3 : 3 + len(tokens)] == question[4 : 4 + len(tokens)] == tokens
 
 
-def test_a_token_weighs_as_the_part_it_begins_in(tokenizer: Any) -> None:
+def test_token_weighs_as_the_part_it_begins_in(tokenizer: Any) -> None:
     tokens, weights = encode(
         tokenizer,
         [
@@ -101,7 +101,7 @@ def test_a_token_weighs_as_the_part_it_begins_in(tokenizer: Any) -> None:
     assert weights == [0.0, 0.0, 0.25, 1.0, 0.5]
 
 
-def test_a_stranger_is_not_in_the_table() -> None:
+def test_stranger_is_not_in_the_table() -> None:
     rng = random.Random(3)
     persons = train_data.people(rng, 4, invented=0.5)
     assert len({person.name for person in persons}) == len(persons)

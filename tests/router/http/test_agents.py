@@ -63,7 +63,7 @@ async def listed(gateway: Gateway, path: str, body: dict[str, Any], **headers: s
     return [each for each in response.headers.get(NOT_ACTED_UPON, "").split(", ") if each]
 
 
-async def test_claude_turn_is_answered_and_lists_what_is_ignored(gateway: Gateway) -> None:
+async def test_claude_turn_is_answered_and_lists_ignored_fields(gateway: Gateway) -> None:
     beta = {"anthropic-beta": "claude-code-20250219,context-management-2025-06-27"}
 
     ignored = await listed(gateway, f"{ANTHROPIC}?beta=true", claude(), **beta)
@@ -74,7 +74,7 @@ async def test_claude_turn_is_answered_and_lists_what_is_ignored(gateway: Gatewa
     assert gateway.prefill.kept_session.id
 
 
-async def test_claude_prompts_are_equal_whatever_the_billing_hash(gateway: Gateway) -> None:
+async def test_claude_prompts_are_equal_despite_the_billing_hash(gateway: Gateway) -> None:
     prompts = []
     for billing in ("cch=11111", "cch=22222"):
         body = claude(billing=billing)
@@ -219,7 +219,7 @@ async def test_image_is_refused_by_name(gateway: Gateway, path: str, message: di
     assert error["message"].endswith("content[0].type: images are not supported: the model reads text only")
 
 
-async def test_too_long_prompt_is_told_in_words_that_claude_reads(gateway: Gateway) -> None:
+async def test_too_long_prompt_is_rejected_in_the_words_claude_reads(gateway: Gateway) -> None:
     error = await gateway.refused(ANTHROPIC, **claude(system="x" * 9000))
 
     assert error["message"].startswith("prompt is too long: ")
@@ -266,7 +266,7 @@ def called(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-async def test_codex_turn_is_answered_and_lists_what_is_ignored(gateway: Gateway) -> None:
+async def test_codex_turn_is_answered_and_lists_ignored_fields(gateway: Gateway) -> None:
     ignored = await listed(gateway, RESPONSES, codex())
 
     assert ignored == ["client_metadata", "include", "tools[4] (web_search)", "reasoning_effort"]

@@ -24,7 +24,7 @@ async def test_thoughts_text_and_calls_are_blocks(gateway: Gateway) -> None:
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("tool_use", None)
 
 
-async def test_a_stream_grows_to_the_same_blocks(gateway: Gateway) -> None:
+async def test_stream_grows_to_the_same_blocks(gateway: Gateway) -> None:
     await gateway.thinks(f"<think>Hm.</think>I look. {CALL}{CALL}")
     asked = {**ASKED, "max_tokens": 400, "tools": TOOLS, "thinking": {"type": "adaptive"}}
 
@@ -68,7 +68,7 @@ async def test_earlier_turns_reach_the_template(gateway: Gateway) -> None:
     )
 
 
-async def test_a_failed_tool_says_so(gateway: Gateway) -> None:
+async def test_failed_tool_says_so(gateway: Gateway) -> None:
     result = {"type": "tool_result", "tool_use_id": "call_1", "content": "no such city", "is_error": True}
     turns = [*ASKED["messages"], {"role": "assistant", "content": [USE]}, {"role": "user", "content": [result]}]
     await gateway.post(PATH, messages=turns, max_tokens=9)
@@ -93,7 +93,7 @@ async def test_model_that_can_choose_thinks_where_it_is_asked_to(gateway: Gatewa
         assert gateway.prompt().endswith("[assistant]") is thinks, asked
 
 
-async def test_a_session_is_named_by_the_field_or_by_the_end_of_the_users_id(gateway: Gateway) -> None:
+async def test_session_is_named_by_the_field_or_by_the_end_of_the_users_id(gateway: Gateway) -> None:
     gateway.says("ok")
     as_json = json.dumps({"device_id": "d", "account_uuid": "", "session_id": "abc"})
     users = ("user_1_account__session_abc", as_json)
@@ -104,7 +104,7 @@ async def test_a_session_is_named_by_the_field_or_by_the_end_of_the_users_id(gat
     assert len({each.kept_session.id for each in sent}) == 1
 
 
-async def test_a_time_to_live_without_a_session_has_no_effect(gateway: Gateway) -> None:
+async def test_time_to_live_without_a_session_has_no_effect(gateway: Gateway) -> None:
     mark = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
     text = [{"type": "text", "text": "hi", **mark}]
     for fields in (
@@ -119,6 +119,6 @@ async def test_a_time_to_live_without_a_session_has_no_effect(gateway: Gateway) 
         assert gateway.prefill.kept_session.keep_for_s == 300, fields
 
 
-async def test_the_prompt_is_counted_and_nothing_is_answered(gateway: Gateway) -> None:
+async def test_prompt_is_counted_and_nothing_is_answered(gateway: Gateway) -> None:
     asked = {"messages": ASKED["messages"], "system": "x"}
     assert await gateway.post(f"{PATH}/count_tokens", **asked) == {"input_tokens": len("[system]x[user]hi[assistant]")}

@@ -33,7 +33,7 @@ async def test_every_route_and_field_is_shown(page: Page, gateway: Gateway) -> N
 
 
 @pytest.mark.parametrize("settings", [{"api_key_hashes": f"user:{digest_of('baton-user').hex()}"}], indirect=True)
-async def test_a_key_is_asked_for_where_there_are_keys(page: Page, gateway: Gateway, settings: Any) -> None:
+async def test_key_is_requested_if_keys_are_configured(page: Page, gateway: Gateway, settings: Any) -> None:
     await page.ask("Page.navigate", url=f"http://127.0.0.1:{gateway.port}/docs")
     await page.until("document.readyState === 'complete' && !document.getElementById('keys').hidden")
 

@@ -37,7 +37,7 @@ async def baton(gateway: Gateway) -> AsyncIterator[AsyncBatonClient]:
         yield client
 
 
-async def test_an_answer_has_the_parts_that_it_has_over_http(gateway: Gateway, baton: AsyncBatonClient) -> None:
+async def test_answer_has_the_parts_that_it_has_over_http(gateway: Gateway, baton: AsyncBatonClient) -> None:
     await gateway.thinks(f"<think>hm</think>I look.{CALL}{CALL}")
 
     message = (await gateway.post(PATH, messages=ASKED, tools=TOOLS, max_tokens=300))["choices"][0]["message"]
@@ -51,7 +51,7 @@ async def test_an_answer_has_the_parts_that_it_has_over_http(gateway: Gateway, b
     assert answer.usage.reasoning_tokens == len("<think>hm</think>")
 
 
-async def test_parts_come_while_they_are_written(gateway: Gateway, baton: AsyncBatonClient) -> None:
+async def test_tool_call_parts_are_streamed_as_they_are_written(gateway: Gateway, baton: AsyncBatonClient) -> None:
     await gateway.thinks(f"<think>hm</think>{CALL}")
 
     events = [event async for event in baton.chat(ASKED, tools=TOOLS, max_tokens=300)]
@@ -61,7 +61,7 @@ async def test_parts_come_while_they_are_written(gateway: Gateway, baton: AsyncB
     assert kinds.index(ThoughtPart) < kinds.index(CallBegins) < kinds.index(CallPart)
 
 
-async def test_a_loop_of_tools_gives_the_model_the_prompt_of_http(gateway: Gateway, baton: AsyncBatonClient) -> None:
+async def test_loop_of_tools_gives_the_model_the_prompt_of_http(gateway: Gateway, baton: AsyncBatonClient) -> None:
     gateway.says(f"I look.{CALL}")
     weather = Tool("weather", parameters=PARAMETERS)
     messages: list[Message] = [Message("user", "hi")]
@@ -106,7 +106,7 @@ async def test_workers_are_asked_the_same_as_over_http(gateway: Gateway, baton: 
         assert gateway.prefill.sampling.structured == sampling.structured, asked
 
 
-async def test_grpc_refuses_what_http_refuses(baton: AsyncBatonClient) -> None:
+async def test_grpc_rejects_the_same_fields_as_http(baton: AsyncBatonClient) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "time"}, "tool_choice.function.name"),
@@ -127,7 +127,7 @@ async def test_grpc_refuses_what_http_refuses(baton: AsyncBatonClient) -> None:
         assert refused.value.details.field == field, asked
 
 
-async def test_parameters_that_are_no_json_are_refused_by_their_field(gateway: Gateway) -> None:
+async def test_malformed_parameters_are_rejected_by_field(gateway: Gateway) -> None:
     tool = baton_pb2.Tool(function=baton_pb2.Function(name="weather", parameters="{"))
     request = baton_pb2.ChatRequest(messages=[baton_pb2.ChatMessage(role="user", content="hi")], tools=[tool])
     async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.process.running.ports[0]}") as channel:
@@ -137,7 +137,7 @@ async def test_parameters_that_are_no_json_are_refused_by_their_field(gateway: G
     assert "tools[0].function.parameters" in str(refused.value.details())
 
 
-async def test_vectors_and_scores_are_those_of_http(gateway: Gateway, baton: AsyncBatonClient) -> None:
+async def test_vectors_and_scores_equal_those_of_http(gateway: Gateway, baton: AsyncBatonClient) -> None:
     body = await gateway.post("/v1/embeddings", input=["hi", "ho!"], dimensions=2)
     embedded = await baton.embed(["hi", "ho!"], dimensions=2)
     over_http = [each["embedding"] for each in body["data"]]
@@ -155,7 +155,7 @@ async def test_without_parts_thoughts_are_text_as_before(gateway: Gateway, baton
     assert (answer.text, answer.thoughts) == ("<think>hm</think>yes", "")
 
 
-async def test_a_stream_in_parts_is_resumed_where_it_broke(gateway: Gateway) -> None:
+async def test_stream_in_parts_is_resumed_where_it_broke(gateway: Gateway) -> None:
     await gateway.thinks(f"<think>hm</think>I look.{CALL}")
     function = baton_pb2.Function(name="weather", parameters=json.dumps(PARAMETERS))
     request = baton_pb2.ChatRequest(
@@ -185,6 +185,6 @@ async def test_a_stream_in_parts_is_resumed_where_it_broke(gateway: Gateway) -> 
             assert (had.received[0].text_bytes, had.received[0].calls) == (len(everything), 1)
 
 
-def test_a_message_of_openai_s_clients_is_a_turn() -> None:
+def test_message_of_openai_s_clients_is_a_turn() -> None:
     call = ToolCall("1", "weather", "{}")
     assert call.result("x") == Message("tool", "x", tool_call_id="1")

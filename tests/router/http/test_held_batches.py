@@ -139,6 +139,6 @@ def test_incomplete_form_is_refused() -> None:
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "multipart/form-data", ""])
-def test_body_that_is_no_form_is_refused(content_type: str) -> None:
+def test_malformed_form_is_rejected(content_type: str) -> None:
     with pytest.raises(Problem, match="content-type"):
         FormReader(content_type)

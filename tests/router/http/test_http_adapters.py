@@ -55,7 +55,7 @@ async def models(gateway: Gateway) -> list[str]:
 
 
 @turned_on
-async def test_an_adapter_is_loaded_listed_and_unloaded_as_by_vllm(gateway: Gateway) -> None:
+async def test_adapter_is_loaded_listed_and_unloaded_as_by_vllm(gateway: Gateway) -> None:
     loaded = await gateway.client.post("/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "/a"})
     assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'sql' added successfully.")
     assert await models(gateway) == ["tiny", "sql"]
@@ -66,7 +66,7 @@ async def test_an_adapter_is_loaded_listed_and_unloaded_as_by_vllm(gateway: Gate
 
 
 @turned_on
-async def test_an_error_names_the_field_or_the_worker(gateway: Gateway) -> None:
+async def test_error_names_the_field_or_the_worker(gateway: Gateway) -> None:
     bad = await gateway.refused("/v1/load_lora_adapter", lora_name="a b", lora_path="/a")
     assert bad["param"] == "lora_name"
     bad = await gateway.refused("/v1/load_lora_adapter", lora_name="sql", lora_path="a")
@@ -76,14 +76,14 @@ async def test_an_error_names_the_field_or_the_worker(gateway: Gateway) -> None:
     assert await models(gateway) == ["tiny"]
 
 
-async def test_without_the_flag_there_are_no_such_routes(gateway: Gateway) -> None:
+async def test_adapter_routes_need_their_flag(gateway: Gateway) -> None:
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
         error = await gateway.refused(path, 404, lora_name="sql", lora_path="/a")
         assert error["code"] == "unknown_path" and "--http-adapters" in error["message"]
 
 
 @pytest.mark.parametrize("settings", [{"http_adapters": True, "api_keys": "both"}], indirect=True)
-async def test_where_there_are_keys_an_administrators_is_needed(gateway: Gateway) -> None:
+async def test_adapter_routes_need_an_administrators_key(gateway: Gateway) -> None:
     body = {"lora_name": "sql", "lora_path": "/a"}
     for key, status in (("one", 403), ("boss", 200)):
         headers = {"authorization": f"Bearer baton-{key}"}

@@ -9,7 +9,7 @@ PATH = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
 
-async def test_a_text_is_continued(gateway: Gateway) -> None:
+async def test_text_is_continued(gateway: Gateway) -> None:
     gateway.says("world")
 
     answer = await gateway.post(PATH, prompt="hello ", max_tokens=5)
@@ -70,7 +70,7 @@ async def test_several_prompts_are_streamed_together(gateway: Gateway) -> None:
     assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 18
 
 
-async def test_usage_comes_with_every_chunk_where_asked(gateway: Gateway) -> None:
+async def test_usage_is_in_every_chunk_if_requested(gateway: Gateway) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
 
     chunks = await gateway.stream(PATH, prompt="abc", max_tokens=4, stream_options=options)
@@ -80,7 +80,7 @@ async def test_usage_comes_with_every_chunk_where_asked(gateway: Gateway) -> Non
     assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {3}
 
 
-async def test_a_stop_text_ends_the_answer_and_is_told(gateway: Gateway) -> None:
+async def test_stop_text_ends_the_answer_and_is_reported(gateway: Gateway) -> None:
     gateway.says("one two three")
 
     (choice,) = (await gateway.post(PATH, prompt="x", stop=" th"))["choices"]
@@ -89,7 +89,7 @@ async def test_a_stop_text_ends_the_answer_and_is_told(gateway: Gateway) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_only_a_stop_token_of_the_request_is_told_as_stop_reason(gateway: Gateway, stream: bool) -> None:
+async def test_only_requested_stop_tokens_are_reported_as_stop_reason(gateway: Gateway, stream: bool) -> None:
     gateway.says("one")
     (letter,) = encode("n")
 
@@ -115,7 +115,7 @@ async def test_echo_puts_the_prompt_before_every_choice(gateway: Gateway) -> Non
     assert texts == ["abab", "abba"]
 
 
-async def test_nulls_are_as_if_they_were_not_there(gateway: Gateway) -> None:
+async def test_null_fields_equal_absent_ones(gateway: Gateway) -> None:
     answer = await gateway.post(
         PATH, prompt="a", max_tokens=1, stop=None, logprobs=None, suffix=None, guided_regex=None
     )

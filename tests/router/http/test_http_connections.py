@@ -23,7 +23,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\
 
 @pytest.mark.parametrize("settings", [{"http_head_s": 0.1}], indirect=True)
 @pytest.mark.parametrize("sent", [b"POST", HEAD % 5], ids=["a word", "no end of headers"])
-async def test_a_head_that_does_not_come_ends_the_connection(gateway: Gateway, sent: bytes) -> None:
+async def test_missing_head_ends_the_connection(gateway: Gateway, sent: bytes) -> None:
     assert (await gateway.raw(sent)).startswith(b"HTTP/1.1 408 ")
 
 
@@ -33,7 +33,7 @@ async def test_silent_connection_is_closed_after_the_time_for_a_head(gateway: Ga
 
 
 @pytest.mark.parametrize("settings", [{"http_body_s": 0.1}], indirect=True)
-async def test_a_body_that_does_not_come_in_ends_the_connection(gateway: Gateway) -> None:
+async def test_missing_body_ends_the_connection(gateway: Gateway) -> None:
     answer = await gateway.raw(HEAD % 500 + b"\r\n{")
 
     assert answer.startswith(b"HTTP/1.1 408 ") and b"did not arrive within 0.1 s" in answer
@@ -85,7 +85,7 @@ async def test_connections_that_wait_for_a_request_give_way_to_new_ones(gateway:
         writer.close()
 
 
-async def test_accepting_pauses_where_there_is_no_descriptor(
+async def test_accepting_pauses_without_descriptors(
     gateway: Gateway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, accept = [0], socket.socket.accept
@@ -118,7 +118,7 @@ def test_connections_fit_the_limit_of_open_files(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("settings", [{"http_idle_s": 1}], indirect=True)
-async def test_a_connection_is_kept_for_the_next_request_and_not_for_ever(gateway: Gateway) -> None:
+async def test_connection_is_kept_for_the_next_request_within_a_bound(gateway: Gateway) -> None:
     request = HEAD % len(BODY) + b"\r\n" + BODY
 
     answers = await gateway.raw(request, request)
@@ -126,12 +126,12 @@ async def test_a_connection_is_kept_for_the_next_request_and_not_for_ever(gatewa
     assert answers.count(b"HTTP/1.1 200 OK") == 2
 
 
-async def test_bytes_that_are_no_http_are_refused(gateway: Gateway) -> None:
+async def test_malformed_http_is_rejected(gateway: Gateway) -> None:
     assert (await gateway.raw(b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.parametrize("settings", [{"http_stall_s": 0.3}], indirect=True)
-async def test_a_reader_that_takes_nothing_is_cut_off_and_its_request_cancelled(gateway: Gateway) -> None:
+async def test_reader_that_takes_nothing_is_cut_off_and_its_request_cancelled(gateway: Gateway) -> None:
     gateway.pair.script = lambda prompt, choice: encode("x" * 900)
     # Cumulative, of 4 choices: more than any buffer on the way holds.
     body = json.dumps({"prompt": "a", "max_tokens": 900, "n": 4, "stream": True}).encode()
@@ -159,7 +159,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off_and_its_request_cancelled(
             raise ConnectionResetError  # an end is as good as a reset
 
 
-async def test_the_reader_of_a_stream_that_nobody_takes_has_stalled() -> None:
+async def test_reader_of_an_unread_stream_has_stalled() -> None:
     reader, sent, why = CallReader(), list[Any](), list[Leave]()
 
     async def chunks() -> AsyncGenerator[bytes, None]:

@@ -80,7 +80,7 @@ def message_of(error: Any) -> str:
     return message
 
 
-async def test_every_route_refuses_what_it_does_not_know(gateway: Gateway) -> None:
+async def test_every_route_rejects_unknown_fields(gateway: Gateway) -> None:
     document = (await gateway.client.get("/openapi.json")).json()
     posts = [path for path, operations in document["paths"].items() if "post" in operations]
     assert sorted(posts) == sorted(ASKED)
@@ -108,7 +108,7 @@ async def test_vllms_older_names_of_forms_are_served(gateway: Gateway) -> None:
             assert (asked.kind, asked.text) == (kind, text), fields
 
 
-async def test_workers_are_told_how_much_to_draft(gateway: Gateway) -> None:
+async def test_workers_receive_the_draft_limit(gateway: Gateway) -> None:
     drafts: tuple[tuple[Any, int | None], ...] = (
         (None, None),
         ({"method": "off"}, 0),
@@ -127,7 +127,7 @@ async def test_workers_are_told_how_much_to_draft(gateway: Gateway) -> None:
         assert error["param"] == "speculative.method"
 
 
-async def test_a_template_that_reads_an_option_gets_it(gateway: Gateway) -> None:
+async def test_template_that_reads_an_option_gets_it(gateway: Gateway) -> None:
     await gateway.thinks("ok", template="{{ messages[0].content }}{{ reasoning_effort }}{{ style }}")
     await gateway.post(CHAT, **ASKED[CHAT], reasoning_effort="low", chat_template_kwargs={"style": "x"})
     assert gateway.prompt() == "hilowx"
@@ -154,7 +154,7 @@ SESSIONS: list[tuple[dict[str, Any], tuple[str, float | None, bool]]] = [
 
 
 @pytest.mark.parametrize(("given", "expected"), SESSIONS)
-def test_a_session_has_its_own_fields_or_those_of_openai_or_the_header(
+def test_session_is_set_by_own_fields_openais_or_the_header(
     given: dict[str, Any], expected: tuple[str, float | None, bool]
 ) -> None:
     message = CompletionRequest(prompt="a", **given)
@@ -163,7 +163,7 @@ def test_a_session_has_its_own_fields_or_those_of_openai_or_the_header(
     assert request.session == "header"  # where it is placed
 
 
-def test_the_longest_of_anthropics_marks_says_how_long_a_session_is_kept() -> None:
+def test_longest_of_anthropics_marks_says_how_long_a_session_is_kept() -> None:
     parts = [
         {"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": "5m"}},
         {"type": "text", "text": "b", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
@@ -182,7 +182,7 @@ async def test_empty_session_field_has_no_effect(gateway: Gateway) -> None:
     await gateway.post(CHAT, **(ASKED[CHAT] | {"messages": message}), prompt_cache_retention="24h")
 
 
-async def test_an_unknown_retention_is_refused_with_those_there_are(gateway: Gateway) -> None:
+async def test_unknown_retention_is_rejected_with_the_known_ones(gateway: Gateway) -> None:
     error = await gateway.refused(CHAT, **ASKED[CHAT], prompt_cache_key="k", prompt_cache_retention="7d")
     assert error["param"] == "prompt_cache_retention"
     assert all(known in error["message"] for known in ("in_memory", "in-memory", "24h"))
@@ -289,7 +289,7 @@ async def test_bodies_of_unmodified_clients_are_answered(gateway: Gateway) -> No
         assert response.status_code == 200, (name, response.text)
 
 
-async def test_a_query_parameter_is_refused_by_name(gateway: Gateway) -> None:
+async def test_query_parameter_is_refused_by_name(gateway: Gateway) -> None:
     for path in ("/v1/models", "/v1/models/tiny", "/metrics", "/health", "/openapi.json", "/page/state", *ASKED):
         body = ASKED.get(path)
         response = await gateway.client.request("POST" if body else "GET", f"{path}?stream=true&x=", json=body)
@@ -307,7 +307,7 @@ async def test_fields_of_the_other_kind_of_tokenizing_are_refused(gateway: Gatew
     await gateway.post("/tokenize", messages=HI, add_special_tokens=False)
 
 
-async def test_the_document_says_that_there_are_no_other_fields(gateway: Gateway) -> None:
+async def test_api_document_forbids_other_fields(gateway: Gateway) -> None:
     schemas = (await gateway.client.get("/openapi.json")).json()["components"]["schemas"]
 
     assert {name for name, schema in schemas.items() if schema.get("additionalProperties") is not False} == ERRORS

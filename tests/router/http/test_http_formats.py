@@ -27,22 +27,22 @@ TEACHING = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_template_that_teaches_a_format_is_of_it(name: str) -> None:
+def test_template_that_teaches_a_format_is_of_it(name: str) -> None:
     assert format_of(ChatTemplate("{% raw %}" + TEACHING[name] + "{% endraw %}{{ tools }}", {})) is FORMATS[name]
 
 
-def test_a_template_without_calls_is_of_no_format() -> None:
+def test_template_without_calls_is_of_no_format() -> None:
     assert format_of(ChatTemplate("{{ messages }}", {})) is None
 
 
-def test_the_flag_is_stronger_than_the_template_and_knows_all_formats() -> None:
+def test_flag_is_stronger_than_the_template_and_knows_all_formats() -> None:
     assert format_of(ChatTemplate("{# <tool_call> #}", {}, "mistral")) is FORMATS["mistral"]
     stated = typing.get_type_hints(RouterConfig)["tool_format"]
     assert set(typing.get_args(stated)) == {"auto", *FORMATS}
 
 
 @pytest.mark.parametrize("settings", [{"tool_format": "mistral"}], indirect=True)
-async def test_the_router_reads_the_format_that_it_was_told(gateway: Gateway) -> None:
+async def test_router_reads_the_format_that_it_was_told(gateway: Gateway) -> None:
     gateway.says('Look. [TOOL_CALLS]weather[ARGS]{"city": "Rome"}')
 
     message = (await gateway.post(PATH, **ASKED, tools=TOOLS))["choices"][0]["message"]

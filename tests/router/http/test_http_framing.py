@@ -39,7 +39,7 @@ def in_segments(message: bytes, segments: str) -> list[bytes]:
     return [message] if segments == "one" else [message[at : at + 90] for at in range(0, len(message), 90)]
 
 
-async def test_upgrade_that_is_not_taken_is_ignored(gateway: Gateway) -> None:
+async def test_unsupported_upgrade_is_ignored(gateway: Gateway) -> None:
     bodies = (
         b"content-length: %d\r\n\r\n" % len(BODY) + BODY,
         b"transfer-encoding: chunked\r\n\r\n" + chunk(BODY[:5]) + chunk(BODY[5:]) + b"0\r\n\r\n",
@@ -134,7 +134,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize(("first", "more"), ENDLESS.values(), ids=list(ENDLESS))
-async def test_bytes_that_are_no_content_have_a_most(gateway: Gateway, first: bytes, more: bytes) -> None:
+async def test_bytes_outside_the_body_are_limited(gateway: Gateway, first: bytes, more: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(CHUNKED + first)
     block, sent = more * ((16 << 10) // len(more)), 0
@@ -172,7 +172,7 @@ async def test_empty_lines_between_requests_do_not_keep_a_connection(gateway: Ga
 
 
 @pytest.mark.parametrize("settings", [{"http_head_s": 0.1}], indirect=True)
-async def test_body_that_nobody_reads_does_not_keep_a_connection(gateway: Gateway) -> None:
+async def test_unread_body_does_not_keep_a_connection(gateway: Gateway) -> None:
     head = b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
 
     assert statuses(await gateway.raw(head, b"a")) == [b"404", b"408"]
@@ -209,7 +209,7 @@ async def test_pipelined_requests_wait_as_bytes(gateway: Gateway) -> None:
     writer.transport.abort()
 
 
-async def test_client_that_leaves_ends_the_earlier_of_its_pipelined_requests(gateway: Gateway) -> None:
+async def test_leaving_client_ends_its_earlier_pipelined_request(gateway: Gateway) -> None:
     request = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
     gateway.pair.manual = True
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)

@@ -79,7 +79,7 @@ async def test_with_a_key_all_is_as_without_keys(gateway: Gateway) -> None:
     assert len(await gateway.stream("/v1/completions", prompt="ab", max_tokens=3)) > 1
 
 
-async def test_a_large_body_is_not_taken_in_before_the_key_is_looked_at(gateway: Gateway) -> None:
+async def test_large_body_is_not_read_before_the_key_is_checked(gateway: Gateway) -> None:
     response = await gateway.client.post("/v1/completions", content=b"x" * (3 << 20))
     assert (response.status_code, response.headers["connection"]) == (401, "close")
 
@@ -98,7 +98,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     return fields
 
 
-async def test_limits_are_429_with_the_time_to_come_back(gateway: Gateway) -> None:
+async def test_limits_are_429_with_retry_after(gateway: Gateway) -> None:
     gateway.client.headers.update(shown("baton-busy"))
     began_s = time.monotonic()
     await gateway.post("/v1/completions", prompt="x" * 15, max_tokens=10)
@@ -154,13 +154,13 @@ async def test_metrics_have_the_names_of_keys_and_never_a_key_nor_its_hash(gatew
 
 
 @pytest.mark.parametrize("settings", [{}], indirect=True)
-async def test_without_keys_nothing_is_counted_by_what_callers_show(gateway: Gateway) -> None:
+async def test_nothing_is_counted_by_shown_keys_without_configured_ones(gateway: Gateway) -> None:
     gateway.says("hello")
     await gateway.client.post("/v1/completions", json={"prompt": "ab", "max_tokens": 3}, headers=shown("baton-one"))
     assert "baton:key_" not in (await gateway.client.get("/metrics")).text
 
 
-async def test_anthropics_clients_show_their_key_in_a_header_of_its_own(gateway: Gateway) -> None:
+async def test_anthropic_key_header_is_accepted(gateway: Gateway) -> None:
     asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     for key, status in (("baton-one", 200), ("baton-wrong", 401)):
         response = await gateway.client.post("/v1/messages", json=asked, headers={"x-api-key": key})

@@ -49,7 +49,7 @@ async def test_models_health_and_readiness(gateway: Gateway) -> None:
     assert version["grpc_port"] == gateway.process.running.ports[0]
 
 
-async def test_metrics_count_what_was_asked(gateway: Gateway) -> None:
+async def test_metrics_count_requests(gateway: Gateway) -> None:
     gateway.says("hello")
     await gateway.post("/v1/completions", prompt="abc", max_tokens=4)
     await gateway.refused("/v1/completions", prompt="abc", n=1000)
@@ -70,7 +70,7 @@ async def test_metrics_count_what_was_asked(gateway: Gateway) -> None:
     assert "# TYPE baton:steps_total counter" in text
 
 
-async def test_the_document_names_every_route_and_its_message(gateway: Gateway) -> None:
+async def test_document_names_every_route_and_its_message(gateway: Gateway) -> None:
     document = (await gateway.client.get("/openapi.json")).json()
 
     assert document["paths"]["/metrics"]["get"]["responses"]["200"]["content"].keys() == {

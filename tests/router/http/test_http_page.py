@@ -51,7 +51,7 @@ async def test_files_need_no_key_and_all_else_does(gateway: Gateway) -> None:
         assert (await gateway.client.get(path)).status_code == 401, path
 
 
-def test_every_file_is_served_and_nothing_comes_from_elsewhere() -> None:
+def test_every_file_is_served_and_nothing_is_loaded_from_elsewhere() -> None:
     assert sorted(FILES.values()) == sorted(file.name for file in FOLDER.iterdir())
     allowed = {"http://www.w3.org/2000/svg"}
     for file in FOLDER.iterdir():
@@ -63,7 +63,7 @@ def test_every_file_is_served_and_nothing_comes_from_elsewhere() -> None:
         assert not re.search(r"""<(?!script type="module" src=)script|\son[a-z]+=|\sstyle=""", text), file.name
 
 
-async def test_workers_are_shown_as_they_report(gateway: Gateway) -> None:
+async def test_workers_are_shown_as_reported(gateway: Gateway) -> None:
     page = await state(gateway)
 
     assert (page["ready"], page["models"]) == (True, [{"name": "tiny", "chat": True, "max_context": 1024}])
@@ -98,7 +98,7 @@ async def test_requests_are_shown_by_their_stages_and_without_their_texts(gatewa
     assert SECRET not in str(page)
 
 
-async def test_a_key_sees_its_own_requests_and_an_administrators_key_everything(gateway: Gateway) -> None:
+async def test_key_sees_its_requests_and_an_administrators_key_all(gateway: Gateway) -> None:
     for name in NAMES:
         headers = shown(name) | {"x-request-id": f"of-{name}"}
         body = {"prompt": "ab", "max_tokens": 2}
@@ -112,7 +112,7 @@ async def test_a_key_sees_its_own_requests_and_an_administrators_key_everything(
     assert len(boss["cluster"]["workers"]) == 2
 
 
-async def test_requests_that_failed_are_listed_with_the_reason_that_their_client_got(gateway: Gateway) -> None:
+async def test_failed_requests_are_listed_with_their_clients_reason(gateway: Gateway) -> None:
     too_many = await gateway.refused("/v1/completions", prompt="ab", max_tokens=5000)
     wrong_type = await gateway.refused("/v1/chat/completions", messages="no list")
     out_of_range = await gateway.refused("/v1/completions", prompt="ab", request_id="mine", top_p=7.0)
@@ -129,7 +129,7 @@ async def test_requests_that_failed_are_listed_with_the_reason_that_their_client
     assert {each["decode"] for each in requests} == {""}
 
 
-async def test_a_request_that_its_client_cancelled_is_listed(gateway: Gateway) -> None:
+async def test_request_that_its_client_cancelled_is_listed(gateway: Gateway) -> None:
     async with gateway.held("/v1/completions", prompt="abc", max_tokens=9):
         assert (await state(gateway))["requests"] == []
     while not (requests := (await state(gateway))["requests"]):
@@ -140,7 +140,7 @@ async def test_a_request_that_its_client_cancelled_is_listed(gateway: Gateway) -
     assert (request["prompt_tokens"], request["completion_tokens"], request["decode"]) == (3, 0, "decode-0")
 
 
-async def test_a_refusal_is_shown_to_the_key_that_got_it_and_to_no_other(gateway: Gateway) -> None:
+async def test_refusal_is_shown_to_the_key_that_got_it_and_to_no_other(gateway: Gateway) -> None:
     response = await gateway.client.post("/v1/completions", json={"prompt": 1.5}, headers=shown("one"))
     assert response.status_code == 400
 
@@ -183,7 +183,7 @@ async def test_stalls_are_shown_with_their_causes_and_culprits(gateway: Gateway)
     ]
 
 
-async def test_a_key_does_not_see_which_request_of_another_key_held_it_up(gateway: Gateway) -> None:
+async def test_key_does_not_see_which_request_of_another_key_held_it_up(gateway: Gateway) -> None:
     observe = gateway.process.tracer.late_observers
     for record in (stalled("of-two", tenant="two"), stalled("of-one", (blamed("of-two"),), tenant="one")):
         for each in observe:
@@ -197,7 +197,7 @@ async def test_a_key_does_not_see_which_request_of_another_key_held_it_up(gatewa
 
 
 @pytest.mark.parametrize("is_running", [False, True])
-async def test_a_key_sees_which_of_its_own_requests_held_it_up(gateway: Gateway, is_running: bool) -> None:
+async def test_key_sees_only_its_requests_as_cause_of_a_stall(gateway: Gateway, is_running: bool) -> None:
     culprit = running("long", "one") if is_running else stalled("long", tenant="one")
     if is_running:
         gateway.process.dispatcher.accounts.counts.begin(culprit)

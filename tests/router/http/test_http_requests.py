@@ -16,7 +16,7 @@ from tests.router.http.conftest import Gateway
 PATH = "/v1/completions"
 
 
-async def test_body_that_is_no_message_is_refused(gateway: Gateway) -> None:
+async def test_malformed_body_is_rejected(gateway: Gateway) -> None:
     for body in [b"", b"{", b'{"prompt": "\xff"}', b"[" * 100_000, b"null", b'"text"', b"[]"]:
         response = await gateway.client.post(PATH, content=body)
 
@@ -41,7 +41,7 @@ async def test_body_of_another_coding_or_type_is_refused_by_its_header(gateway: 
         assert value.partition(";")[0] in error["message"]
 
 
-async def test_body_is_read_whatever_type_plain_clients_give_it(gateway: Gateway) -> None:
+async def test_body_is_read_despite_the_content_types_of_plain_clients(gateway: Gateway) -> None:
     for given in PLAIN_TYPES:
         headers = {"content-type": given, "content-encoding": "identity"}
         response = await gateway.client.post(PATH, content=b'{"prompt": "a", "max_tokens": 1}', headers=headers)
@@ -73,13 +73,13 @@ async def test_body_over_the_limit_is_refused_with_or_without_its_length(gateway
         assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
 
 
-async def test_a_prompt_of_ten_megabytes_is_refused_before_it_is_read(gateway: Gateway) -> None:
+async def test_prompt_of_ten_megabytes_is_refused_before_it_is_read(gateway: Gateway) -> None:
     response = await gateway.client.post(PATH, json={"prompt": "word " * (2 << 20)})
 
     assert response.status_code == 413 and "exceeds 4 MiB" in response.json()["error"]["message"]
 
 
-async def test_more_elements_than_any_prompt_has_are_refused_before_they_are_parsed(gateway: Gateway) -> None:
+async def test_too_many_elements_are_rejected_before_parsing(gateway: Gateway) -> None:
     body = b'{"prompt": [' + b"1," * (1 << 20) + b"1]}"
 
     response = await gateway.client.post(PATH, content=body)
@@ -95,20 +95,20 @@ async def test_all_bodies_together_have_a_bound(gateway: Gateway) -> None:
     assert (await gateway.client.post(PATH, json={"prompt": "a", "max_tokens": 1})).status_code == 200
 
 
-async def test_a_wrong_method_is_told_the_right_one(gateway: Gateway) -> None:
+async def test_wrong_method_is_answered_with_the_allowed_one(gateway: Gateway) -> None:
     response = await gateway.client.get(PATH)
 
     assert response.status_code == 405 and response.headers["allow"] == "POST"
     assert (await gateway.client.post("/v1/models")).status_code == 405
 
 
-async def test_an_unknown_path_is_an_error_object_too(gateway: Gateway) -> None:
+async def test_unknown_path_is_an_error_object_too(gateway: Gateway) -> None:
     response = await gateway.client.post("/v1/audio/speech", json={})
 
     assert response.status_code == 404 and response.json()["error"]["code"] == "unknown_path"
 
 
-async def test_a_request_id_comes_back_and_names_the_answer(gateway: Gateway) -> None:
+async def test_request_id_is_returned_and_names_the_answer(gateway: Gateway) -> None:
     body = {"prompt": "a", "max_tokens": 1}
 
     given = await gateway.client.post(PATH, json=body, headers={"x-request-id": "mine-1"})
@@ -119,7 +119,7 @@ async def test_a_request_id_comes_back_and_names_the_answer(gateway: Gateway) ->
 
 
 @pytest.mark.parametrize("settings", [{"max_active": 1}], indirect=True)
-async def test_no_room_says_when_to_come_back(gateway: Gateway) -> None:
+async def test_full_service_sends_retry_after(gateway: Gateway) -> None:
     async with gateway.held(PATH, prompt="a"):
         response = await gateway.client.post(PATH, json={"prompt": "a"})
 
@@ -128,14 +128,14 @@ async def test_no_room_says_when_to_come_back(gateway: Gateway) -> None:
     assert response.json()["error"]["type"] == "rate_limit_error"
 
 
-def test_a_client_is_never_asked_back_too_early() -> None:
+def test_client_is_never_asked_back_too_early() -> None:
     reply = problem_reply(Problem(HTTPStatus.TOO_MANY_REQUESTS, "busy", retry_after_s=5.4))
 
     assert reply.headers["retry-after"] == "6"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_before_the_first_token_frees_both_workers(gateway: Gateway, stream: bool) -> None:
+async def test_client_that_goes_before_the_first_token_frees_both_workers(gateway: Gateway, stream: bool) -> None:
     async with gateway.held(PATH, prompt="a", stream=stream):
         pass
 
@@ -143,7 +143,7 @@ async def test_a_client_that_goes_before_the_first_token_frees_both_workers(gate
     assert len(cancelled) == 1
 
 
-async def test_a_client_that_goes_in_the_middle_of_a_stream_frees_decode(gateway: Gateway) -> None:
+async def test_client_that_goes_in_the_middle_of_a_stream_frees_decode(gateway: Gateway) -> None:
     gateway.pair.manual = True
 
     async def say_one_token() -> int:

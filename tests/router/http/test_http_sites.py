@@ -37,7 +37,7 @@ def refusal(rules: SiteRules, path: str = "/v1/models", method: str = "GET", **h
         *("localhost.:80", "gpu-box:8000", "a.internal.test", "a.b.internal.test:1"),
     ],
 )
-def test_host_that_is_an_address_or_a_known_name_is_allowed(host: str) -> None:
+def test_host_with_an_address_or_known_name_is_allowed(host: str) -> None:
     assert refusal(SiteRules(("GPU-box", "*.internal.test"), ()), host=host) is None
 
 
@@ -48,7 +48,7 @@ def test_host_that_is_an_address_or_a_known_name_is_allowed(host: str) -> None:
         *("xinternal.test", "gpu-box.test", "127.1", "2130706433", "0x7f.1", ""),
     ],
 )
-def test_host_that_is_another_name_is_refused(host: str) -> None:
+def test_host_with_another_name_is_rejected(host: str) -> None:
     assert refusal(SiteRules(("gpu-box", "*.internal.test"), ("*",)), host=host) == "HOST_NOT_ALLOWED"
 
 
@@ -95,13 +95,13 @@ def test_link_of_another_site_opens_the_page_but_no_frame(dest: str, reason: str
 
 
 @pytest.mark.parametrize("hosts", ["http://a", "a:80", "a b", "*.", "*a"])
-def test_allowed_hosts_that_are_no_names_are_refused(hosts: str) -> None:
+def test_invalid_allowed_hosts_are_rejected(hosts: str) -> None:
     with pytest.raises(ConfigError, match=r"--allowed-hosts.*is not a host name"):
         RouterConfig(workers="decode@a:1", allowed_hosts=hosts)
 
 
 @pytest.mark.parametrize("origins", ["app.example", "https://app.example/", "https://", "null"])
-def test_cors_origins_that_are_no_origins_are_refused(origins: str) -> None:
+def test_invalid_cors_origins_are_rejected(origins: str) -> None:
     with pytest.raises(ConfigError, match=r"--cors-origins.*is not an origin"):
         RouterConfig(workers="decode@a:1", cors_origins=origins)
 
@@ -157,7 +157,7 @@ async def test_pages_of_an_allowed_origin_may_call_and_read(gateway: Gateway) ->
 
 
 @pytest.mark.parametrize("settings", [KEYED], indirect=True)
-async def test_key_is_enough_whatever_the_name_of_the_host(gateway: Gateway) -> None:
+async def test_key_suffices_for_any_host_name(gateway: Gateway) -> None:
     headers = {"host": "api.example", "authorization": "Bearer baton-secret"}
     assert (await gateway.client.get("/v1/models", headers=headers)).status_code == 200
 

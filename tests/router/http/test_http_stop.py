@@ -85,9 +85,7 @@ async def test_stream_ends_with_an_error_and_whole_chunks_when_the_drain_is_over
     assert [each for each in caplog.records if each.exc_info] == []
 
 
-async def test_answer_that_has_not_begun_is_refused_when_the_drain_is_over(
-    gateway: Gateway, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unstarted_answer_is_rejected_after_the_drain(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
     async with begun(gateway, "/v1/completions", first_token=False) as reader, asyncio.timeout(WAIT_S):
         gateway.process.running.stop()
 

@@ -20,14 +20,14 @@ def test_all_of_a_forced_call_is_its_arguments() -> None:
     assert fed(NamedParser("time"), ['{"a', '": 1}']) == (("time", '{"a": 1}'),)
 
 
-def test_arguments_go_out_while_they_are_written() -> None:
+def test_arguments_are_streamed_as_they_are_written() -> None:
     parser = HermesReader({})
     parser.push('<tool_call>{"name": "weather", "arguments": {"city": ')
 
     assert parser.push('"Ro') == [CallArguments(0, '"Ro')]
 
 
-async def test_a_call_in_a_whole_answer(gateway: Gateway) -> None:
+async def test_call_in_a_whole_answer(gateway: Gateway) -> None:
     gateway.says(f"I look.{CALL}")
 
     (choice,) = (await gateway.post(PATH, **ASKED, max_tokens=200))["choices"]
@@ -39,7 +39,7 @@ async def test_a_call_in_a_whole_answer(gateway: Gateway) -> None:
     assert '"name": "weather"' in gateway.prompt()
 
 
-async def test_a_call_in_a_stream(gateway: Gateway) -> None:
+async def test_call_in_a_stream(gateway: Gateway) -> None:
     gateway.says(CALL, "no call")
 
     chunks = await gateway.stream(PATH, **ASKED, max_tokens=200, n=2)
@@ -57,7 +57,7 @@ async def test_a_call_in_a_stream(gateway: Gateway) -> None:
     assert reasons == {0: "tool_calls", 1: "stop"}
 
 
-async def test_where_calls_must_not_be_parallel_there_is_one(gateway: Gateway) -> None:
+async def test_nonparallel_calls_are_limited_to_one(gateway: Gateway) -> None:
     gateway.says(CALL * 2)
     for parallel, calls in ((True, 2), (False, 1)):
         asked = {**ASKED, "parallel_tool_calls": parallel, "max_tokens": 300}

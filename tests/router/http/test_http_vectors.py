@@ -16,7 +16,7 @@ def unit(*numbers: float) -> Any:
     return pytest.approx([number / length for number in numbers])
 
 
-async def test_every_form_of_input_is_taken(gateway: Gateway) -> None:
+async def test_every_form_of_input_is_accepted(gateway: Gateway) -> None:
     forms: list[tuple[Any, list[int]]] = [
         ([5, 6, 7], [3]), ([[5, 6], [7, 8, 9]], [2, 3]), ("hi", [2]), (["hi", "ho!"], [2, 3]),
     ]  # fmt: skip

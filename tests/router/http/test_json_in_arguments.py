@@ -83,7 +83,7 @@ async def test_json_text_of_a_schema_is_refused_by_its_field(gateway: Gateway) -
         assert error["param"] == "guided_json" and reason in error["message"], error
 
 
-async def test_an_anthropic_call_in_history_that_is_deep_or_long_is_no_server_error(gateway: Gateway) -> None:
+async def test_deep_or_long_anthropic_call_in_history_is_no_server_error(gateway: Gateway) -> None:
     for given in (json.loads("[" * 150 + "]" * 150), 10**4000, {"a": [True, None, 1.5]}):
         use = {"type": "tool_use", "id": "1", "name": "weather", "input": {"city": given}}
         result = {"type": "tool_result", "tool_use_id": "1", "content": "sunny"}

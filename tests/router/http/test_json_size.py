@@ -35,7 +35,7 @@ def counted(value: Any) -> tuple[int, int]:
 
 @given(JSON)
 @settings(max_examples=60, deadline=None)
-def test_texts_and_containers_are_counted_whatever_stands_in_texts(value: Any) -> None:
+def test_texts_and_containers_are_counted_despite_the_content_of_texts(value: Any) -> None:
     size = json_size(json.dumps(value).encode())
 
     assert (size.texts, size.containers) == counted(value)
@@ -61,7 +61,7 @@ def test_body_that_takes_long_to_parse_is_refused_before(body: bytes, named: str
     assert named in refused.value.message
 
 
-def test_a_long_text_full_of_punctuation_is_one_text() -> None:
+def test_long_text_full_of_punctuation_is_one_text() -> None:
     said = json.dumps({"messages": [{"role": "user", "content": '{"a": [1, 2]},\\' * 50_000}]})
 
     assert len(parse(ChatRequest, said.encode()).messages) == 1

@@ -31,7 +31,7 @@ async def there(records: Records, *names: str, owner: str = "a") -> list[str]:
     return [name for name in names if await records.get(owner, name) is not None]
 
 
-async def test_a_record_is_found_by_its_owner_alone(records: Records) -> None:
+async def test_record_is_found_only_by_its_owner(records: Records) -> None:
     await records.put("a", "resp_x y", b"1")
     assert await records.get("a", "resp_x y") == b"1"
     assert await records.get("b", "resp_x y") is None
@@ -54,13 +54,13 @@ async def test_oldest_of_too_many_bytes_goes(records: Records) -> None:
     assert await there(records, "1", "2", "3") == ["2", "3"]
 
 
-async def test_age_counts_and_no_name_where_records_come_within_a_millisecond(records: Records) -> None:
+async def test_records_within_a_millisecond_are_evicted_by_age(records: Records) -> None:
     for number in range(200, 100, -1):
         await records.put("a", str(number), b"x")
     assert await there(records, *(str(number) for number in range(101, 201))) == ["101", "102", "103"]
 
 
-async def test_a_record_that_is_too_large_is_not_there(records: Records) -> None:
+async def test_too_large_record_is_not_stored(records: Records) -> None:
     await records.put("a", "1", b"x" * 101)
     assert await there(records, "1") == []
 
@@ -73,7 +73,7 @@ async def test_all_owners_share_a_bound_too(records: Records) -> None:
     assert await there(records, "1", "2", owner="b") == ["1", "2"]
 
 
-async def test_a_record_in_the_place_of_another_counts_once(records: Records) -> None:
+async def test_record_in_the_place_of_another_counts_once(records: Records) -> None:
     for size in (60, 60, 80, 80):
         await records.put("a", "1", b"x" * size)
     await records.put("a", "2", b"x" * 20)
@@ -120,7 +120,7 @@ async def test_on_redis_records_that_are_gone_are_not_counted(module_redis: Redi
 # Over HTTP
 
 
-async def test_a_turn_continues_the_conversation_that_it_names(gateway: Gateway) -> None:
+async def test_turn_continues_the_conversation_that_it_names(gateway: Gateway) -> None:
     gateway.says(f"I look. {CALL}")
     first = await gateway.post(PATH, input="Weather?", instructions="Be brief.", tools=[TOOL])
     call = first["output"][-1]
@@ -144,7 +144,7 @@ async def test_thoughts_are_kept_for_the_next_turn(gateway: Gateway) -> None:
     assert [each["type"] for each in items] == ["reasoning", "function_call"]
 
 
-async def test_a_streamed_response_is_kept_before_its_client_knows_that_it_is_complete(gateway: Gateway) -> None:
+async def test_streamed_response_is_stored_before_its_client_sees_the_end(gateway: Gateway) -> None:
     gateway.says("hello")
     response = await gateway.client.post(PATH, json={"input": "hi", "stream": True, "metadata": {"a": "b"}})
     last = json.loads(response.text.strip().rpartition("data: ")[2])["response"]
@@ -152,7 +152,7 @@ async def test_a_streamed_response_is_kept_before_its_client_knows_that_it_is_co
     assert (await gateway.client.get(f"{PATH}/{last['id']}")).json() == last
 
 
-async def test_a_response_is_got_and_deleted(gateway: Gateway) -> None:
+async def test_response_is_got_and_deleted(gateway: Gateway) -> None:
     gateway.says("hello")
     made = await gateway.post(PATH, input="hi")
     url = f"{PATH}/{made['id']}"
@@ -189,14 +189,14 @@ async def test_unstored_response_is_not_kept(gateway: Gateway) -> None:
     assert (await gateway.client.get(f"{PATH}/{made['id']}")).status_code == 404
 
 
-async def test_a_response_that_is_gone_is_named_with_a_hint(gateway: Gateway) -> None:
+async def test_expired_response_is_named_with_a_hint(gateway: Gateway) -> None:
     error = await gateway.refused(PATH, 404, input="hi", previous_response_id="resp_gone")
     assert (error["param"], error["code"]) == ("previous_response_id", "previous_response_not_found")
     assert "86400 s" in error["message"] and "Send the conversation as input" in error["message"]
 
 
 @pytest.mark.parametrize("settings", [{"responses_per_key": 0}], indirect=True)
-async def test_a_server_may_keep_nothing(gateway: Gateway) -> None:
+async def test_server_may_keep_nothing(gateway: Gateway) -> None:
     gateway.says("hello")
     made = await gateway.post(PATH, input="hi")
     assert made["store"] is False
@@ -206,12 +206,12 @@ async def test_a_server_may_keep_nothing(gateway: Gateway) -> None:
     assert "stores none" in error["message"]
 
 
-async def test_a_conversation_that_is_too_long_to_be_kept_is_refused_where_it_must_be(gateway: Gateway) -> None:
+async def test_conversation_too_long_to_store_is_rejected_if_storing_is_required(gateway: Gateway) -> None:
     error = await gateway.refused(PATH, input="x" * (MAX_RECORD_BYTES + 1), store=True)
     assert (error["param"], error["code"]) == ("store", "response_not_stored")
 
 
-async def test_without_keys_callers_are_told_apart_by_what_they_show(gateway: Gateway) -> None:
+async def test_callers_without_keys_are_distinguished_by_shown_keys(gateway: Gateway) -> None:
     gateway.says("hello")
     mine = await gateway.client.post(PATH, json={"input": "hi"}, headers=shown("one"))
     url = f"{PATH}/{mine.json()['id']}"
@@ -243,9 +243,7 @@ def lost_redis(settings: dict[str, Any]) -> None:
     settings |= {"redis_url": "redis://127.0.0.1:1/0", "planner": "off"}
 
 
-async def test_without_the_redis_that_it_has_a_response_is_made_and_says_that_it_is_not_kept(
-    lost_redis: None, gateway: Gateway
-) -> None:
+async def test_response_without_redis_is_answered_and_marked_as_not_stored(lost_redis: None, gateway: Gateway) -> None:
     gateway.says("hello")
     made = await gateway.post(PATH, input="hi")
     assert made["status"] == "completed" and made["store"] is False

@@ -65,7 +65,7 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_a_message_comes_through_as_it_was_parsed(name: str) -> None:
+def test_parsed_message_round_trips(name: str) -> None:
     message_type, sent = LARGE[name]
     body = json.dumps(sent).encode()
 
@@ -75,7 +75,7 @@ def test_a_message_comes_through_as_it_was_parsed(name: str) -> None:
     assert found.model_fields_set == expected.model_fields_set
 
 
-def test_numbers_that_are_none_come_through() -> None:
+def test_nonfinite_numbers_round_trip() -> None:
     found = through(CompletionRequest, b'{"prompt": "' + b"a" * 20_000 + b'", "temperature": NaN, "top_p": 1e999}')
 
     assert isinstance(found, CompletionRequest) and found.temperature != found.temperature
@@ -96,7 +96,7 @@ def test_numbers_that_are_none_come_through() -> None:
     ],
     ids=["nested", "cut off", "mixed", "too many tokens", "wrong type", "typo", "unserved", "half a character"],
 )
-def test_a_refusal_comes_through_as_it_was_made(body: bytes) -> None:
+def test_rejection_round_trips(body: bytes) -> None:
     with pytest.raises(Problem) as expected:
         parse(CompletionRequest, body)
     with pytest.raises(Problem) as found:
@@ -106,14 +106,14 @@ def test_a_refusal_comes_through_as_it_was_made(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**32, 10**30])
-def test_a_number_that_is_no_token_id_is_named(wrong: int) -> None:
+def test_invalid_token_id_is_named(wrong: int) -> None:
     with pytest.raises(Problem) as found:
         through(CompletionRequest, json.dumps({"prompt": [1] * 1000 + [wrong]}).encode())
 
     assert found.value.param == "prompt[1000]"
 
 
-def test_all_messages_are_known_to_the_process_and_none_has_another_name_outside() -> None:
+def test_all_messages_are_known_to_the_process_under_their_names() -> None:
     """Fields are taken out by the names that they have in a body."""
     for message_type in MESSAGES:
         assert all(field.alias is None for field in message_type.model_fields.values())
@@ -147,7 +147,7 @@ async def test_large_or_dense_bodies_are_not_parsed_on_the_event_loop(
     assert here and max(here) <= SMALL_BYTES
 
 
-async def test_a_large_body_is_answered(gateway: Gateway) -> None:
+async def test_large_body_is_answered(gateway: Gateway) -> None:
     padded = {"prompt": [5] * 1000, "max_tokens": 1, "user": "a" * SMALL_BYTES}
 
     assert (await gateway.post(PATH, **padded))["usage"]["prompt_tokens"] == 1000
@@ -159,13 +159,13 @@ async def test_large_response_with_many_token_ids_is_answered(gateway: Gateway) 
     assert (await gateway.post("/v1/responses", input="a", **many))["object"] == "response"
 
 
-async def test_a_large_text_that_is_too_long_is_refused_as_ever(gateway: Gateway) -> None:
+async def test_too_long_large_text_is_rejected(gateway: Gateway) -> None:
     error = await gateway.refused(PATH, prompt="a" * MEGABYTE)
 
     assert error["code"] == "context_length_exceeded"
 
 
-async def test_many_tokens_come_and_go_whole(gateway: Gateway) -> None:
+async def test_many_tokens_round_trip(gateway: Gateway) -> None:
     text = "ab\u4e2d" * 2000
 
     told = await gateway.post("/tokenize", prompt=text, return_token_strs=True)
@@ -197,7 +197,7 @@ async def test_without_help_a_large_body_is_refused_for_now(error: Exception) ->
     assert refused.value.status == 503 and refused.value.retry_after_s is not None
 
 
-async def test_a_body_counts_until_it_is_released() -> None:
+async def test_body_counts_until_it_is_released() -> None:
     reader = BodyReader(max_bytes=100, all_bytes=100, timeout_s=10)
     parts = asyncio.Queue[dict[str, Any]]()
     for more in (True, False):

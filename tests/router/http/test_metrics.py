@@ -54,7 +54,7 @@ def registry() -> CollectorRegistry:
     return made
 
 
-def test_a_bucket_shows_the_trace_of_its_newest_value() -> None:
+def test_bucket_shows_the_trace_of_its_newest_value() -> None:
     text = exposition(registry(), SCRAPER).body.decode()
     [family] = openmetrics.text_string_to_metric_families(text)
     exemplars = {each.labels["le"]: each.exemplar for each in family.samples if each.name == "baton:x_seconds_bucket"}
@@ -63,7 +63,7 @@ def test_a_bucket_shows_the_trace_of_its_newest_value() -> None:
     assert exemplars["1.0"] is None and exemplars["+Inf"] is None
 
 
-def test_the_format_is_the_one_that_the_scraper_prefers() -> None:
+def test_format_is_the_scrapers_preferred_one() -> None:
     plain = "text/plain; version=0.0.4; charset=utf-8"
     of = {accept: exposition(registry(), accept).media_type for accept in (
         "", "*/*", "text/plain", SCRAPER, "application/openmetrics-text",
@@ -89,7 +89,7 @@ async def test_every_family_of_a_router_is_declared_and_every_declared_one_is_th
         assert {sample.name for sample in family.samples} <= set(FAMILIES[name].series), name
 
 
-async def test_a_scrape_in_openmetrics_links_latencies_to_the_traces_of_their_requests(gateway: Gateway) -> None:
+async def test_openmetrics_scrape_links_latencies_to_traces(gateway: Gateway) -> None:
     gateway.says("hello")
     trace_id = "c" * 32
     headers = {"traceparent": f"00-{trace_id}-{'1' * 16}-01"}
@@ -106,7 +106,7 @@ async def test_a_scrape_in_openmetrics_links_latencies_to_the_traces_of_their_re
     assert "vllm:e2e_request_latency_seconds_bucket" in linked
 
 
-async def test_a_request_whose_caller_keeps_no_trace_is_not_linked(gateway: Gateway) -> None:
+async def test_request_without_a_sampled_trace_is_not_linked(gateway: Gateway) -> None:
     gateway.says("hello")
     headers = {"traceparent": f"00-{'d' * 32}-{'1' * 16}-00"}
     await gateway.client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 4}, headers=headers)
@@ -119,7 +119,7 @@ def test_names_are_the_same_in_both_formats() -> None:
         assert '\nbaton:x_seconds_bucket{a="1",le="0.1"} 2.0' in exposition(registry(), accept).body.decode()
 
 
-async def test_the_workers_that_there_should_be_are_those_that_are_there_when_a_router_has_started(
+async def test_desired_replicas_equal_present_workers_after_a_start(
     gateway: Gateway,
 ) -> None:
     shown = dict[str, float]()
@@ -142,7 +142,7 @@ def ended(tenant: str, end: RequestEnd = ANSWERED, ttft_s: float | None = None) 
     return record
 
 
-def test_requests_tokens_limits_and_latency_are_counted_by_the_name_of_the_key() -> None:
+def test_requests_tokens_limits_and_latency_are_counted_by_key_name() -> None:
     metrics = KeyMetrics(lambda: {"alice": KeyLimits(tokens_per_minute=60)}, lambda: Counter(alice=2))
     metrics.observe(ended("alice", ttft_s=0.2))
     metrics.observe(ended("alice", LIMITED))
@@ -155,7 +155,7 @@ def test_requests_tokens_limits_and_latency_are_counted_by_the_name_of_the_key()
     assert 'baton:key_limit{key="alice",limit="tokens_per_minute"} 60.0' in text
 
 
-def test_a_key_that_was_never_used_is_zero() -> None:
+def test_key_that_was_never_used_is_zero() -> None:
     text = exposed(KeyMetrics(lambda: {"bob": KeyLimits()}, Counter[str]))
     assert 'baton:key_requests_ended_total{key="bob",outcome="failed"} 0.0' in text
 
@@ -170,7 +170,7 @@ def test_names_beyond_the_bound_share_one_label() -> None:
     assert f'baton:key_active_requests{{key="{OTHERS}"}} 5.0' in text
 
 
-def test_a_call_without_a_key_is_not_counted() -> None:
+def test_call_without_a_key_is_not_counted() -> None:
     metrics = KeyMetrics(dict, Counter[str])
     metrics.observe(ended(""))
     assert "{" not in exposed(metrics)
@@ -191,7 +191,7 @@ def test_records_are_counted_by_outcome() -> None:
     assert 'baton:journal_records_total{outcome="dropped"} 2.0' in text
 
 
-def test_without_redis_there_is_no_journal_to_tell_of() -> None:
+def test_journal_metrics_are_absent_without_redis() -> None:
     text = exposed(StreamMetrics(Streams(b"r" * 16, None, lambda router_id, stream: None), None))
     assert "baton:client_resumes_total 0.0" in text
     assert "journal" not in text
@@ -224,7 +224,7 @@ def counted(metrics: StallMetrics) -> list[str]:
     return [line.removeprefix("baton:") for line in lines]
 
 
-def test_a_stall_counts_for_its_longest_cause_and_its_time_for_each() -> None:
+def test_stall_counts_for_its_longest_cause_and_its_time_for_each() -> None:
     metrics = StallMetrics(lambda: 1.5)
     metrics.observe(stalled("a", (blamed("b", 80.0), WAITED), (blamed("c", 40.0),)))
     metrics.observe(stalled("d", (WAITED,)))
@@ -238,7 +238,7 @@ def test_a_stall_counts_for_its_longest_cause_and_its_time_for_each() -> None:
     ]
 
 
-def test_a_stall_without_a_cause_counts_as_unknown() -> None:
+def test_stall_without_a_cause_counts_as_unknown() -> None:
     metrics = StallMetrics(lambda: 0.0)
     metrics.observe(stalled("a", ()))
     assert counted(metrics) == ['stalls_total{cause="unknown"} 1.0']

@@ -29,7 +29,7 @@ async def lines(gateway: Gateway, path: str, **body: Any) -> list[dict[str, Any]
     return [json.loads(line) for line in response.text.splitlines()]
 
 
-async def test_an_answer_is_streamed_unless_it_is_asked_for_whole(gateway: Gateway) -> None:
+async def test_answer_is_streamed_unless_it_is_asked_for_whole(gateway: Gateway) -> None:
     gateway.says("hello")
     *parts, last = await lines(gateway, CHAT, messages=HI)
     assert "".join(part["message"]["content"] for part in parts) == "hello"
@@ -53,7 +53,7 @@ async def test_thoughts_text_and_calls_are_apart(gateway: Gateway) -> None:
     assert [call["function"] for part in streamed for call in part.get("tool_calls", ())] == functions
 
 
-async def test_a_call_that_is_cut_is_shown_as_it_is(gateway: Gateway) -> None:
+async def test_cut_call_is_shown_unchanged(gateway: Gateway) -> None:
     gateway.says(CALL)
     cut = len('<tool_call>{"name": "weather", "arguments": {"ci')
     answer = await gateway.post(CHAT, **ASKED, tools=TOOLS, options={"num_predict": cut})
@@ -77,7 +77,7 @@ async def test_earlier_turns_reach_the_template(gateway: Gateway) -> None:
     )
 
 
-async def test_a_prompt_goes_through_the_template_unless_it_is_raw(gateway: Gateway) -> None:
+async def test_prompt_goes_through_the_template_unless_it_is_raw(gateway: Gateway) -> None:
     gateway.says("ok")
     await gateway.post(GENERATE, prompt="hi", system="Be brief.", stream=False)
     assert gateway.prompt() == "[system]Be brief.[user]hi[assistant]"
@@ -115,7 +115,7 @@ async def test_options_are_the_samplers(gateway: Gateway) -> None:
     assert len(seeds) == 2, "-1 is another seed each time"
 
 
-async def test_a_stop_text_ends_the_answer(gateway: Gateway) -> None:
+async def test_stop_text_ends_the_answer(gateway: Gateway) -> None:
     gateway.says("one two three")
     answer = await gateway.post(CHAT, **ASKED, options={"stop": ["two"]})
     assert (answer["message"]["content"], answer["done_reason"]) == ("one ", "stop")
@@ -136,7 +136,7 @@ async def test_form_reaches_the_sampler(gateway: Gateway) -> None:
         assert (asked.kind, asked.text) == (kind, text)
 
 
-async def test_model_that_can_choose_thinks_unless_it_is_told_not_to(gateway: Gateway) -> None:
+async def test_model_with_optional_thinking_thinks_by_default(gateway: Gateway) -> None:
     await gateway.thinks("Two.")
     for asked, thinks in ((None, True), (True, True), ("low", True), (False, False)):
         await gateway.post(CHAT, **ASKED, think=asked)
@@ -152,7 +152,7 @@ async def test_durations_are_parts_of_the_whole(gateway: Gateway) -> None:
     assert answer["prompt_eval_count"] == len("[user]hi[assistant]")
 
 
-async def test_an_error_in_a_stream_is_its_last_line(gateway: Gateway) -> None:
+async def test_error_in_a_stream_is_its_last_line(gateway: Gateway) -> None:
     gateway.pair.manual = True
     opened = gateway.client.stream("POST", CHAT, json={"messages": HI})
     attempt = asyncio.create_task(gateway.pair.prefill.received("prefill"))
@@ -173,7 +173,7 @@ async def test_unknown_path_is_an_error_of_ollama(gateway: Gateway) -> None:
         assert (": " in error) is (path != "/api/nothing"), "a known path of Ollama's has a reason"
 
 
-async def test_the_model_is_listed_with_what_it_can_do(gateway: Gateway) -> None:
+async def test_model_is_listed_with_its_capabilities(gateway: Gateway) -> None:
     get = gateway.client.get
     (listed,) = (await get("/api/tags")).json()["models"]
     (running,) = (await get("/api/ps")).json()["models"]
@@ -186,7 +186,7 @@ async def test_the_model_is_listed_with_what_it_can_do(gateway: Gateway) -> None
     assert (await get("/api/version")).json().keys() == {"version"}
 
 
-async def test_an_adapter_is_a_model_with_a_parent(gateway: Gateway) -> None:
+async def test_adapter_is_a_model_with_a_parent(gateway: Gateway) -> None:
     served = (await gateway.process.dispatcher.choose("")).served
     polite = ChosenModel(replace(served, family="llama"), Adapter("polite", "abc"))
     named = listed(polite, "2026-11-26T12:00:00Z")
@@ -194,7 +194,7 @@ async def test_an_adapter_is_a_model_with_a_parent(gateway: Gateway) -> None:
     assert shown(polite)["model_info"]["llama.context_length"] == 1024
 
 
-async def test_a_long_conversation_is_parsed_elsewhere_and_answered(gateway: Gateway) -> None:
+async def test_long_conversation_is_parsed_elsewhere_and_answered(gateway: Gateway) -> None:
     gateway.says("ok")
     empty = [{"role": "user", "content": ""}] * 2000
     error = await gateway.refused(CHAT, messages=empty + HI, stream=False)

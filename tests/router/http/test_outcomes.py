@@ -210,7 +210,7 @@ async def test_refused_where_no_room_came(world: OutcomeWorld) -> None:
 
 
 @settings(default_deadline_s=0.5)
-async def test_a_deadline_passes_while_it_is_pending(world: OutcomeWorld) -> None:
+async def test_deadline_passes_while_it_is_pending(world: OutcomeWorld) -> None:
     await world.full()
     for timeout_s in (0.4, 10.0):  # the client's own, which is no cancellation, and the router's
         assert await world.refused(world.generate(timeout=timeout_s)) is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -218,7 +218,7 @@ async def test_a_deadline_passes_while_it_is_pending(world: OutcomeWorld) -> Non
     await world.check(*[Seen("refused", "deadline_exceeded")] * 3)
 
 
-async def test_a_deadline_passes_in_the_middle(world: OutcomeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deadline_passes_in_the_middle(world: OutcomeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, open_ = list[Inbox[Any]](), WorkerLinks.open
 
     def noted(fleet: WorkerLinks, attempt_id: int, placement: Placement, inbox: Inbox[Any]) -> None:

@@ -19,7 +19,7 @@ demo_model = pytest.mark.parametrize("model_name", ["tableqa"], indirect=True)
 
 
 @demo_model
-async def test_an_example_is_asked_with_its_table(page: Page, gateway: Gateway) -> None:
+async def test_example_is_asked_with_its_table(page: Page, gateway: Gateway) -> None:
     gateway.says("is 34")
     await visit(page, gateway.port)
     await page.until(f"{count('.example')} >= 2")
@@ -35,7 +35,7 @@ async def test_an_example_is_asked_with_its_table(page: Page, gateway: Gateway) 
 
 
 @demo_model
-async def test_an_example_without_a_table_is_asked_alone_and_new_shows_them_again(page: Page, gateway: Gateway) -> None:
+async def test_example_without_a_table_is_asked_alone_and_new_shows_all_again(page: Page, gateway: Gateway) -> None:
     gateway.says("maps")
     await visit(page, gateway.port)
     await page.until(f"{count('.example')} >= 2")
@@ -50,7 +50,7 @@ async def test_an_example_without_a_table_is_asked_alone_and_new_shows_them_agai
     assert await page.evaluate(count(".message")) == 0
 
 
-async def test_examples_of_another_model_are_no_questions_about_the_demo_table(page: Page, gateway: Gateway) -> None:
+async def test_examples_of_another_model_ask_nothing_about_the_demo_table(page: Page, gateway: Gateway) -> None:
     await visit(page, gateway.port)
     await page.until(f"{count('.example')} >= 2")
     assert "Jane Doe" not in await page.evaluate(text("#examples"))
@@ -103,7 +103,7 @@ async def test_copy_puts_the_answer_as_the_model_wrote_it_into_the_clipboard(pag
     assert await page.evaluate("window.copied") == "**bold** answer"
 
 
-async def test_too_many_tokens_become_as_many_as_fit(page: Page, gateway: Gateway) -> None:
+async def test_token_limit_is_reduced_to_the_context(page: Page, gateway: Gateway) -> None:
     gateway.says("hello")
     await visit(page, gateway.port)
     await page.evaluate("document.getElementById('max-tokens').value = '99999999'")
@@ -128,7 +128,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Any) -> dict[str, Any]:
     return {"api_keys": tmp_path / "keys"}
 
 
-async def test_the_limit_of_a_key_is_what_must_fit(page: Page, gateway: Gateway) -> None:
+async def test_limit_of_a_key_must_fit(page: Page, gateway: Gateway) -> None:
     gateway.says("hello")
     await visit(page, gateway.port)
     await page.until("!document.getElementById('keys').hidden")
@@ -140,7 +140,7 @@ async def test_the_limit_of_a_key_is_what_must_fit(page: Page, gateway: Gateway)
     await page.until(f"{ANSWER}.includes('at most {64 - len('[user]Hi[assistant]')} tokens, not 256')")
 
 
-async def test_a_conversation_that_is_too_long_says_so_and_keeps_the_question(page: Page, gateway: Gateway) -> None:
+async def test_too_long_conversation_is_reported_and_keeps_the_question(page: Page, gateway: Gateway) -> None:
     await visit(page, gateway.port)
 
     await page.type("#question", "x" * 1100)
@@ -151,7 +151,7 @@ async def test_a_conversation_that_is_too_long_says_so_and_keeps_the_question(pa
     assert len(await page.evaluate("document.getElementById('question').value")) == 1100
 
 
-async def test_an_answer_that_was_stopped_can_be_asked_again_in_its_place(page: Page, gateway: Gateway) -> None:
+async def test_answer_that_was_stopped_can_be_asked_again_in_its_place(page: Page, gateway: Gateway) -> None:
     gateway.says("first")
     await visit(page, gateway.port)
     await page.type("#question", "One")
@@ -172,7 +172,7 @@ async def test_an_answer_that_was_stopped_can_be_asked_again_in_its_place(page: 
     assert await page.evaluate("document.getElementById('question').value") == ""
 
 
-async def test_an_answer_that_ends_at_its_limit_says_so(page: Page, gateway: Gateway) -> None:
+async def test_answer_that_ends_at_its_limit_says_so(page: Page, gateway: Gateway) -> None:
     await visit(page, gateway.port)
     await page.evaluate("document.getElementById('max-tokens').value = '4'")
 
@@ -193,7 +193,7 @@ async def test_without_a_model_the_page_says_so_and_keeps_the_question(page: Pag
     assert await page.evaluate("document.getElementById('question').value") == "Hello?"
 
 
-async def test_thoughts_are_folded_away_beside_the_answer(page: Page, gateway: Gateway) -> None:
+async def test_thoughts_are_folded_next_to_the_answer(page: Page, gateway: Gateway) -> None:
     await gateway.thinks("Hm, maps.</think>Maps.", template="{{ messages[-1].content }}<think>")
     await visit(page, gateway.port)
 

@@ -10,7 +10,7 @@ from baton.router.http.page.files import FOLDER
 MODEL = Path(__file__).parents[3] / "models" / "tableqa"
 
 
-def test_the_demo_model_answers_every_example_right() -> None:
+def test_demo_model_answers_every_example_right() -> None:
     source = (FOLDER / "examples.js").read_text()
     listed = re.search(r"DEMO = (\[.*?\]);", source, re.DOTALL)
     table = re.search(r"TABLE = `(.*?)`;", source, re.DOTALL)

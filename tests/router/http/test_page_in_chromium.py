@@ -15,7 +15,7 @@ HOSTILE = "<img src=x onerror=alert(1)><b>bold</b> & <script>alert(2)</script>"
 HASHES = ",".join(f"{name}:{digest_of(f'baton-{name}').hex()}" for name in ("user", "boss"))
 
 
-async def test_a_question_is_answered_as_it_streams_and_the_workers_change(page: Page, gateway: Gateway) -> None:
+async def test_question_is_answered_in_a_stream_and_workers_are_updated(page: Page, gateway: Gateway) -> None:
     gateway.pair.manual = True
     await visit(page, gateway.port)
     await page.until(f"{fact('decode-0', 'queue')} === '0'")
@@ -53,7 +53,7 @@ async def test_answers_are_text_on_a_phone_too(page: Page, gateway: Gateway) -> 
 
 
 @pytest.mark.parametrize("settings", [{"api_key_hashes": HASHES}], indirect=True)
-async def test_a_key_is_asked_for_and_kept_in_memory_only(page: Page, gateway: Gateway, settings: Any) -> None:
+async def test_key_is_asked_for_and_kept_in_memory_only(page: Page, gateway: Gateway, settings: Any) -> None:
     gateway.says("hello")
     await visit(page, gateway.port)
     await page.until("!document.getElementById('keys').hidden")

@@ -90,7 +90,7 @@ async def test_blocks_and_marks_become_elements(page: Page, gateway: Gateway) ->
     assert dict(zip(CASES, made, strict=True)) == CASES
 
 
-async def test_nothing_hostile_becomes_an_element_or_runs(page: Page, gateway: Gateway) -> None:
+async def test_hostile_text_becomes_no_element_and_does_not_run(page: Page, gateway: Gateway) -> None:
     await visit(page, gateway.port)
     found = """
       places.flatMap((place) => {
@@ -109,7 +109,7 @@ async def test_nothing_hostile_becomes_an_element_or_runs(page: Page, gateway: G
     assert all(url.startswith(f"http://127.0.0.1:{gateway.port}/") for url in page.fetched)
 
 
-async def test_a_text_that_streams_is_shown_as_one_that_came_at_once(page: Page, gateway: Gateway) -> None:
+async def test_streamed_text_is_shown_like_complete_text(page: Page, gateway: Gateway) -> None:
     await visit(page, gateway.port)
     texts = [*CASES, *HOSTILE, "foo\n---\nbar\n---x", "foo\na|b\n-|-\n1|2", "- a\n\n\n- b\n\nc\n\n1. d\n   ```\n   e"]
     # Every character by itself, each rendered at once: the timer of the page is replaced by a call.
@@ -135,7 +135,7 @@ async def test_a_text_that_streams_is_shown_as_one_that_came_at_once(page: Page,
     assert await page.evaluate(differ) == []
 
 
-async def test_a_long_text_takes_bounded_time_at_once_and_streaming(page: Page, gateway: Gateway) -> None:
+async def test_long_text_takes_bounded_time_complete_and_streamed(page: Page, gateway: Gateway) -> None:
     await visit(page, gateway.port)
     spent = """
       (async () => {
@@ -171,7 +171,7 @@ async def test_a_long_text_takes_bounded_time_at_once_and_streaming(page: Page, 
     assert {name: ms for name, ms in took.items() if ms[0] > ONE_PIECE_MS or ms[1] > STREAMED_MS} == {}
 
 
-async def test_an_answer_is_shown_with_its_marks_as_it_streams(page: Page, gateway: Gateway) -> None:
+async def test_answer_is_shown_with_its_marks_as_it_streams(page: Page, gateway: Gateway) -> None:
     gateway.says("# Title\n\n- **one**\n- two\n\n```\nx\n```")
     await visit(page, gateway.port)
 

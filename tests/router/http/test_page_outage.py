@@ -29,7 +29,7 @@ async def begin_answer(page: Page, gateway: Gateway) -> int:
     return attempt_id
 
 
-async def test_figures_turn_grey_while_the_server_is_gone_and_come_back_with_it(page: Page, gateway: Gateway) -> None:
+async def test_figures_turn_grey_during_an_outage_and_return_after_it(page: Page, gateway: Gateway) -> None:
     async with relayed(gateway.port) as relay:
         await visit(page, relay.port)
         await page.until(f"{fact('decode-0', 'queue')} === '0'")
@@ -49,9 +49,7 @@ async def test_figures_turn_grey_while_the_server_is_gone_and_come_back_with_it(
         await page.until(f"!{SHOWN} && !{STALE} && {count('.worker .connected')} === 2")
 
 
-async def test_an_answer_that_its_server_cut_keeps_what_came_and_can_be_asked_again(
-    page: Page, gateway: Gateway
-) -> None:
+async def test_interrupted_answer_keeps_its_text_and_can_be_asked_again(page: Page, gateway: Gateway) -> None:
     async with relayed(gateway.port) as relay:
         await visit(page, relay.port)
         await begin_answer(page, gateway)
@@ -72,7 +70,7 @@ async def test_an_answer_that_its_server_cut_keeps_what_came_and_can_be_asked_ag
         assert await page.evaluate(BOX) == "a draft"
 
 
-async def test_a_server_that_hangs_is_noticed_and_its_silent_answer_given_up(page: Page, gateway: Gateway) -> None:
+async def test_hanging_server_is_noticed_and_its_answer_abandoned(page: Page, gateway: Gateway) -> None:
     async with relayed(gateway.port) as relay:
         await visit(page, relay.port)
         await begin_answer(page, gateway)
@@ -84,7 +82,7 @@ async def test_a_server_that_hangs_is_noticed_and_its_silent_answer_given_up(pag
         assert "not reachable" in await page.evaluate(ANSWER)
 
 
-async def test_a_question_stays_in_its_box_until_the_server_has_accepted_it(page: Page, gateway: Gateway) -> None:
+async def test_question_stays_in_its_box_until_the_server_has_accepted_it(page: Page, gateway: Gateway) -> None:
     gateway.says("hello")
     async with relayed(gateway.port) as relay:
         await visit(page, relay.port)
@@ -116,7 +114,7 @@ async def test_while_a_question_waits_its_box_is_read_only_and_stop_gives_it_bac
     assert await page.evaluate(BOX) == "Hello?"
 
 
-async def test_an_error_of_the_server_is_shown_as_it_is(page: Page, gateway: Gateway) -> None:
+async def test_error_of_the_server_is_shown_unchanged(page: Page, gateway: Gateway) -> None:
     await visit(page, gateway.port)
     refusal = "new Response(JSON.stringify({ error: { message: 'no idea' } }), { status: 503 })"
     await page.evaluate(f"window.fetch = () => Promise.resolve({refusal})")
@@ -126,7 +124,7 @@ async def test_an_error_of_the_server_is_shown_as_it_is(page: Page, gateway: Gat
     assert (await page.evaluate(text("#outage"))).startswith("Server answers with an error (no idea) since ")
 
 
-async def test_requests_of_a_restarted_server_replace_those_of_the_same_numbers(page: Page, gateway: Gateway) -> None:
+async def test_requests_of_a_restarted_server_replace_those_with_equal_numbers(page: Page, gateway: Gateway) -> None:
     await visit(page, gateway.port)
     await pretend(page, state(requests=[request(1, request_id="before")]))
     await page.until("document.querySelector('[data-request=before]') !== null")

@@ -33,7 +33,7 @@ def place(stage: str, row: int) -> str:
     return f"(() => {{ const a = {part}, b = {lane}; return [(a.left - b.left) / b.width, a.width / b.width]; }})()"
 
 
-async def test_stages_lie_where_they_were_and_the_later_tokens_behind_them(page: Page, gateway: Gateway) -> None:
+async def test_stages_are_drawn_in_time_with_later_tokens_behind_them(page: Page, gateway: Gateway) -> None:
     await opened(page, gateway, stages=STAGES)
 
     names = f"[...document.querySelectorAll('{OPENED} .stage')].map((each) => each.textContent)"
@@ -44,7 +44,7 @@ async def test_stages_lie_where_they_were_and_the_later_tokens_behind_them(page:
     assert page.problems == []
 
 
-async def test_a_request_without_a_token_ends_with_what_it_did_not_finish(page: Page, gateway: Gateway) -> None:
+async def test_request_without_a_token_ends_with_its_unfinished_stage(page: Page, gateway: Gateway) -> None:
     await opened(
         page, gateway, stages={"router_queue_ms": 250.0, "prefill_ms": 0.0, "ttft_ms": 0.0, "total_ms": 1000.0}
     )
@@ -52,7 +52,7 @@ async def test_a_request_without_a_token_ends_with_what_it_did_not_finish(page: 
     assert await page.evaluate(place("stage-unfinished", 1)) == pytest.approx([0.25, 0.75], abs=0.02)
 
 
-async def test_a_stall_is_a_mark_in_its_place_with_its_causes_and_culprits(page: Page, gateway: Gateway) -> None:
+async def test_stall_is_a_mark_in_its_place_with_its_causes_and_culprits(page: Page, gateway: Gateway) -> None:
     causes = (
         {"cause": "prompt_tokens", "ms": 80.0, "culprit": "req-long", "detail": "1024 tokens"},
         {"cause": "larger_batch", "ms": 10.0, "by_another": True},
@@ -108,7 +108,7 @@ async def test_marks_stand_out_and_stay_in_their_lane(page: Page, gateway: Gatew
     assert await page.evaluate("document.documentElement.scrollWidth") == width
 
 
-async def test_an_answer_of_the_workers_is_drawn_as_the_router_measured_it(page: Page, gateway: Gateway) -> None:
+async def test_answer_of_the_workers_is_drawn_as_the_router_measured_it(page: Page, gateway: Gateway) -> None:
     gateway.says("a long answer")
     await gateway.post("/v1/completions", prompt="abc", max_tokens=8)
     await visit(page, gateway.port)

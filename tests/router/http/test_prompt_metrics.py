@@ -30,7 +30,7 @@ async def grpc_generate(gateway: Gateway, **fields: Any) -> None:
         assert [response async for response in call]
 
 
-async def test_a_chat_with_tools_goes_on_from_what_is_known(gateway: Gateway) -> None:
+async def test_chat_with_tools_continues_from_its_known_prefix(gateway: Gateway) -> None:
     gateway.says("yes")
     messages = [{"role": "user", "content": SAID}]
     for turn in range(3):

@@ -36,7 +36,7 @@ def call_of(tenant: str) -> HttpCall:
     return HttpCall("r1", Caller(tenant), session="", trace=None)
 
 
-def test_a_request_that_the_router_refused_has_the_reason_that_its_client_got() -> None:
+def test_request_that_the_router_refused_has_the_reason_that_its_client_got() -> None:
     recent, call = RecentRequests(lambda: NOW), call_of("one")
     token = current_call.set(call)
     recent.observe(refused("INVALID_ARGUMENT"))
@@ -52,7 +52,7 @@ def test_a_request_that_the_router_refused_has_the_reason_that_its_client_got() 
     assert newest(recent, "two") == []
 
 
-def test_a_refusal_is_that_of_its_own_call() -> None:
+def test_rejection_belongs_to_its_call() -> None:
     recent, call = RecentRequests(lambda: NOW), call_of("one")
     recent.observe(refused("NOT_FOUND"))
     token = current_call.set(call)
@@ -67,7 +67,7 @@ def test_a_refusal_is_that_of_its_own_call() -> None:
     assert (other.seen.status, other.reason) == ("NOT_FOUND", "not found")
 
 
-def test_a_refusal_over_grpc_whose_caller_is_not_known_is_shown_to_administrators_only() -> None:
+def test_grpc_rejection_of_an_unknown_caller_is_shown_only_to_administrators() -> None:
     recent = RecentRequests(lambda: NOW)
     recent.observe(refused("NOT_FOUND"))
 
@@ -85,7 +85,7 @@ def test_a_refusal_over_grpc_whose_caller_is_not_known_is_shown_to_administrator
         (RequestEnd(RequestOutcome.REFUSED, "queue_full", "RESOURCE_EXHAUSTED"), "queue full"),
     ],
 )
-def test_a_reason_says_what_the_record_has(end: RequestEnd, reason: str) -> None:
+def test_reason_equals_that_of_the_record(end: RequestEnd, reason: str) -> None:
     assert reason_of(ended(end)) == reason
 
 
@@ -94,7 +94,7 @@ def test_every_way_to_leave_has_a_sentence(leaves: Leave) -> None:
     assert " " in reason_of(ended(left(leaves)))
 
 
-def test_a_request_whose_client_left_says_how_far_it_had_come() -> None:
+def test_request_of_a_disconnected_client_shows_its_progress() -> None:
     record = ended(left(Leave.CLIENT))
     record.timeline.placement = NOT_READ
     assert reason_of(record) == "client disconnected before the first token"
@@ -102,7 +102,7 @@ def test_a_request_whose_client_left_says_how_far_it_had_come() -> None:
     assert reason_of(record) == "client disconnected after the first token"
 
 
-def test_a_request_whose_attempts_failed_names_the_last_failure() -> None:
+def test_request_with_failed_attempts_names_the_last_failure() -> None:
     record = ended(RequestEnd(RequestOutcome.FAILED, "worker_lost", "UNAVAILABLE"))
     failed = Failed(1, "d", FailureReason.WORKER_LOST, "gone")
     record.timeline.notes.append(AttemptNote(NOT_READ, NOT_READ, (), 0.0, 0.0, failed=failed))

@@ -295,7 +295,7 @@ async def test_fields_of_thoughts_that_contradict_each_other_are_refused(gateway
         (TEXT, {"prompt": "x" * 100_000, "temprature": 0}, ["temprature: unknown field; did you mean temperature?"]),
     ],
 )
-async def test_refusal_says_what_would_be_accepted(
+async def test_rejection_names_accepted_values(
     gateway: Gateway, path: str, body: dict[str, Any], words: list[str]
 ) -> None:
     error = await gateway.refused(path, **body)

@@ -43,7 +43,7 @@ async def test_thoughts_text_and_calls_are_items(gateway: Gateway) -> None:
     assert answer["tools"][0]["name"] == "weather" and answer["tool_choice"] == "auto"
 
 
-async def test_every_event_comes_in_its_order(gateway: Gateway) -> None:
+async def test_events_are_sent_in_order(gateway: Gateway) -> None:
     await gateway.thinks(f"<think>Hm.</think>I look. {CALL}")
 
     sent = await events(gateway, input="hi", tools=[TOOL])
@@ -59,7 +59,7 @@ async def test_every_event_comes_in_its_order(gateway: Gateway) -> None:
     ]  # fmt: skip
 
 
-async def test_the_deltas_make_the_items_of_the_whole_answer(gateway: Gateway) -> None:
+async def test_deltas_make_the_items_of_the_whole_answer(gateway: Gateway) -> None:
     await gateway.thinks(f"<think>Hm.</think>I look. {CALL}{CALL}")
 
     sent = await events(gateway, input="hi", tools=[TOOL])
@@ -90,7 +90,7 @@ async def test_thoughts_are_the_summary_where_one_is_asked_for(gateway: Gateway)
     assert (thought["summary"], thought["content"]) == ([{"type": "summary_text", "text": "Hm."}], [])
 
 
-async def test_an_item_that_is_cut_is_incomplete(gateway: Gateway) -> None:
+async def test_cut_item_is_incomplete(gateway: Gateway) -> None:
     await gateway.thinks("<think>Hm.</think>Two and two.")
     last = (await events(gateway, input="hi", max_output_tokens=len("<think>Hm.</think>Two")))[-1]
     assert (last["type"], last["response"]["status"]) == ("response.incomplete", "incomplete")
@@ -126,7 +126,7 @@ async def test_items_of_an_earlier_turn_reach_the_template(gateway: Gateway) -> 
     assert error["param"] == "input" and "does not show reasoning" in error["message"]
 
 
-def test_thoughts_belong_to_the_turn_that_follows_them() -> None:
+def test_thoughts_belong_to_the_following_turn() -> None:
     request = ResponseRequest.model_validate(
         {
             "input": [
@@ -167,7 +167,7 @@ async def test_only_allowed_tools_are_shown(gateway: Gateway) -> None:
     assert answer["tool_choice"] == allowed and len(answer["tools"]) == 2
 
 
-async def test_a_form_is_followed(gateway: Gateway) -> None:
+async def test_form_is_followed(gateway: Gateway) -> None:
     gateway.says("{}")
     form = {"type": "json_schema", "name": "any", "schema": {"type": "object"}}
     answer = await gateway.post(PATH, input="hi", text={"format": form})
@@ -175,7 +175,7 @@ async def test_a_form_is_followed(gateway: Gateway) -> None:
     assert answer["text"]["format"] == form
 
 
-async def test_a_budget_of_thoughts_is_that_of_a_chat(gateway: Gateway) -> None:
+async def test_budget_of_thoughts_is_that_of_a_chat(gateway: Gateway) -> None:
     await gateway.thinks("<think>hm</think>yes")
     await gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": "hi"}], thinking_budget=5)
     asked = gateway.prefill.sampling.structured

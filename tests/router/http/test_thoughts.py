@@ -42,7 +42,7 @@ def read(parser: ThoughtParser, pieces: list[str]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("opened", "text", "thoughts", "answer"), TEXTS)
-def test_thoughts_and_answer_are_read_however_they_are_cut(opened: bool, text: str, thoughts: str, answer: str) -> None:
+def test_thoughts_and_answer_are_separated_for_any_cut(opened: bool, text: str, thoughts: str, answer: str) -> None:
     assert read(ThoughtParser(opened), list(text)) == (thoughts, answer)
     for first in range(len(text) + 1):
         for second in range(first, len(text) + 1):
@@ -50,14 +50,14 @@ def test_thoughts_and_answer_are_read_however_they_are_cut(opened: bool, text: s
             assert read(ThoughtParser(opened), cut) == (thoughts, answer), cut
 
 
-def test_a_thought_goes_out_while_it_is_thought() -> None:
+def test_thought_goes_out_while_it_is_thought() -> None:
     parser = ThoughtParser(opened=False)
     assert parser.push("<think>Hm") == [Thought("Hm")]
     assert parser.push(", so </th") == [Thought(", so")]
     assert parser.push("ere") == [Thought(" </there")]
 
 
-def test_calls_are_read_behind_thoughts_and_not_in_them() -> None:
+def test_calls_are_read_after_thoughts_and_not_in_them() -> None:
     parser = OutputParser(ThoughtParser(opened=True), HermesReader({}))
     pieces = parser.push(f"I could {CALL}.</think>{CALL}", 30) + parser.finish()
     assert pieces[0] == Thought(f"I could {CALL}.")
@@ -75,20 +75,20 @@ def test_tokens_of_thoughts_are_counted_up_to_the_last_tag() -> None:
 @pytest.mark.parametrize(
     ("ending", "opened"), [("<a>", False), ("<a><think>\n", True), ("<a><think>\n\n</think>\n\n", False)]
 )
-def test_the_template_says_whether_the_prompt_ends_in_a_thought(ending: str, opened: bool) -> None:
+def test_template_says_whether_the_prompt_ends_in_a_thought(ending: str, opened: bool) -> None:
     make = thoughts_of("... </think> ...", ending)
     assert make is not None
     assert make().has_thought is opened
 
 
-def test_models_whose_template_knows_no_thoughts_have_none() -> None:
+def test_models_without_thoughts_in_the_template_have_none() -> None:
     assert thoughts_of("{{ messages }}", "<think>") is None
 
 
 ALWAYS = "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}[assistant]<think>"
 
 
-async def test_a_whole_answer_has_thoughts_apart(gateway: Gateway) -> None:
+async def test_whole_answer_has_thoughts_apart(gateway: Gateway) -> None:
     await gateway.thinks("<think>\nHm.\n</think>\n\nTwo.")
 
     answer = await gateway.post(PATH, **ASKED)
@@ -99,7 +99,7 @@ async def test_a_whole_answer_has_thoughts_apart(gateway: Gateway) -> None:
     assert details == {"reasoning_tokens": len("<think>\nHm.\n</think>")}, "a token is a byte here"
 
 
-async def test_a_stream_has_thoughts_apart(gateway: Gateway) -> None:
+async def test_stream_has_thoughts_apart(gateway: Gateway) -> None:
     await gateway.thinks("<think>Hm.</think>Two.", "One.")
 
     chunks = await gateway.stream(PATH, **ASKED, n=2, stream_options={"include_usage": True})
@@ -153,7 +153,7 @@ BOUNDS: list[tuple[str, dict[str, Any], Thoughts | None]] = [
 ]
 
 
-async def test_workers_are_told_how_long_a_model_may_think(gateway: Gateway) -> None:
+async def test_workers_receive_the_thinking_budget(gateway: Gateway) -> None:
     for template, fields, bound in BOUNDS:
         await gateway.thinks("{}", template=template)
         await gateway.post(PATH, **ASKED, **fields)
@@ -172,7 +172,7 @@ async def test_form_is_behind_the_thoughts(gateway: Gateway) -> None:
         assert (message["reasoning_content"], message["content"]) == ("Hm.", '{"a": 1}')
 
 
-async def test_a_function_that_is_forced_is_called_behind_the_thoughts(gateway: Gateway) -> None:
+async def test_forced_function_is_called_after_the_thoughts(gateway: Gateway) -> None:
     await gateway.thinks('Hm.</think>{"a": 1}', template="{{ tools }}" + OPENED)
     tool = {"type": "function", "function": {"name": "f"}}
 
@@ -182,7 +182,7 @@ async def test_a_function_that_is_forced_is_called_behind_the_thoughts(gateway: 
     assert message["reasoning_content"] == "Hm." and message["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
 
 
-async def test_an_answer_without_thoughts_has_its_form_at_once(gateway: Gateway) -> None:
+async def test_answer_without_thoughts_has_its_form_immediately(gateway: Gateway) -> None:
     await gateway.thinks('{"a": 1}')
 
     message = (await gateway.post(PATH, **ASKED, **OBJECT, enable_thinking=False))["choices"][0]["message"]
@@ -191,7 +191,7 @@ async def test_an_answer_without_thoughts_has_its_form_at_once(gateway: Gateway)
     assert gateway.prefill.sampling.structured.kind == sampling_pb2.STRUCTURED_KIND_JSON_OBJECT
 
 
-async def test_the_budget_of_anthropic_clients_is_kept(gateway: Gateway) -> None:
+async def test_budget_of_anthropic_clients_is_kept(gateway: Gateway) -> None:
     await gateway.thinks("<think>Hm.</think>Two.")
     fields = {"model": "", "messages": ASKED["messages"], "max_tokens": 200}
 
@@ -218,7 +218,7 @@ async def test_template_is_asked_to_think_or_not(gateway: Gateway) -> None:
         assert gateway.prompt().endswith("[assistant]") is thinks, fields
 
 
-async def test_a_model_that_cannot_choose_refuses_to(gateway: Gateway) -> None:
+async def test_model_that_cannot_choose_refuses_to(gateway: Gateway) -> None:
     await gateway.thinks("Two.", template=ALWAYS)
     error = await gateway.refused(PATH, **ASKED, enable_thinking=False)
     assert error["param"] == "enable_thinking"

@@ -47,7 +47,7 @@ def test_every_route_takes_a_message_or_nothing() -> None:
     assert all(isinstance(route.endpoint, Endpoint | QueryEndpoint) for route in ROUTES)
 
 
-def test_every_model_of_every_route_forbids_what_it_does_not_declare() -> None:
+def test_every_model_of_every_route_forbids_undeclared_fields() -> None:
     for model in MODELS:
         assert model.model_config.get("extra") == "forbid", model
 
@@ -64,7 +64,7 @@ def test_large_bodies_of_every_route_are_parsed_by_the_same_models() -> None:
     assert bodies == set(MESSAGES.values())
 
 
-def test_the_examples_are_good_bodies_and_reach_every_model() -> None:
+def test_examples_are_good_bodies_and_reach_every_model() -> None:
     for path, place in PLACES:
         assert refusal(MESSAGES[path], place.body) is None, place.body
     for path, message in MESSAGES.items():
@@ -75,7 +75,7 @@ def test_the_examples_are_good_bodies_and_reach_every_model() -> None:
 
 
 @pytest.mark.parametrize("path", MESSAGES)
-def test_an_unknown_field_in_any_object_is_refused_by_its_path(path: str) -> None:
+def test_unknown_field_in_any_object_is_refused_by_its_path(path: str) -> None:
     for place in (place for other, place in PLACES if other == path):
         check_refused(path, place, "no_such_field", None)
 
@@ -86,7 +86,7 @@ def test_an_unknown_field_in_any_object_is_refused_by_its_path(path: str) -> Non
     name=st.text(st.characters(exclude_categories=("Cs",)), max_size=20).filter(lambda name: name not in NAMES),
     value=st.sampled_from([None, 0, "a", {}, [[]]]),
 )
-def test_a_field_of_any_name_is_refused_by_its_path(where: tuple[str, Place], name: str, value: Any) -> None:
+def test_field_of_any_name_is_refused_by_its_path(where: tuple[str, Place], name: str, value: Any) -> None:
     check_refused(*where, name, value)
 
 
@@ -113,7 +113,7 @@ def test_only_values_that_ask_for_something_unserved_are_refused(model: type[Bas
             assert all(refusal(model, least | {name: value}) is None for value in (None, *told.neutral)), name
 
 
-def test_every_harmless_field_has_its_reason_and_may_be_left_out() -> None:
+def test_every_harmless_field_has_a_reason_and_may_be_absent() -> None:
     listed = [
         each for model in MODELS for each in fields_of(model).items() if (each[1].description or "")[:8] == "accepted"
     ]
@@ -134,19 +134,19 @@ def test_every_harmless_field_has_its_reason_and_may_be_left_out() -> None:
         ("guided_jsonn", "guided_json"),
     ],
 )
-def test_a_typo_is_told_the_nearest_name(typed: str, meant: str) -> None:
+def test_typo_is_answered_with_the_nearest_name(typed: str, meant: str) -> None:
     problem = refusal(MESSAGES["/v1/completions"], {"prompt": "a", typed: 1})
 
     assert problem is not None and problem.message == f"{typed}: unknown field; did you mean {meant}?"
 
 
-def test_a_long_name_is_cut_in_what_is_told() -> None:
+def test_long_name_is_cut_in_the_error() -> None:
     problem = refusal(MESSAGES["/v1/completions"], {"prompt": "a", "x" * 50_000: 1})
 
     assert problem is not None and problem.param == "x" * 64 and len(problem.body) < 500
 
 
-def test_a_wrong_name_of_a_required_field_is_told_rather_than_what_is_missing() -> None:
+def test_misspelled_required_field_is_named_rather_than_missing() -> None:
     problem = refusal(MESSAGES["/v1/chat/completions"], {"mesages": []})
 
     assert problem is not None and problem.message == "mesages: unknown field; did you mean messages?"

@@ -31,7 +31,7 @@ def test_reading_lets_the_end_of_the_process_pass(passing: type[BaseException]) 
         raise passing
 
 
-def test_a_refusal_without_a_name_gets_one_and_one_with_a_name_stays(tmp_path: Path) -> None:
+def test_refusal_without_a_name_gets_one_and_one_with_a_name_stays(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=f"^{tmp_path}: no tensor$"), reading(tmp_path, Refused):
         raise Refused("no tensor")
     with pytest.raises(Refused, match=r"^config\.json: r is 0$"), reading(tmp_path / "config.json", Refused):
@@ -57,14 +57,14 @@ def test_refusals_are_one_printable_line_of_bounded_length() -> None:
     ],
     ids=["unclosed", "deep", "array", "encoding", "digits"],
 )
-def test_read_json_refuses_what_is_no_bounded_object(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_read_json_rejects_anything_but_a_bounded_object(tmp_path: Path, content: bytes, reason: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(Refused, match=rf"config\.json: {reason}"):
         read_json(path, Refused, dict)
 
 
-def test_a_pipe_or_a_device_among_the_files_of_a_folder_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
+def test_pipe_or_device_in_a_folder_is_rejected_before_opening(tmp_path: Path) -> None:
     @reads(Refused)
     def read(folder: Path) -> str:
         return "read"

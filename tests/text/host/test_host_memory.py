@@ -47,13 +47,13 @@ def test_limits_of_control_groups_bound_total_and_available_bytes(
     assert available_bytes(root) == GIB // 16 + 1
 
 
-def test_a_control_group_without_a_limit_bounds_nothing(tmp_path: Path) -> None:
+def test_control_group_without_a_limit_bounds_nothing(tmp_path: Path) -> None:
     files = {"memory.max": "max\n", "memory.current": "1\n", "memory.stat": "inactive_file 0\n"}
     root = describe(tmp_path, "0::/\n", {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
     assert available_bytes(root) == 8 * GIB
 
 
-def test_shortage_names_amounts_total_and_what_the_largest_may_be() -> None:
+def test_shortage_names_amounts_total_and_the_largest_allowed() -> None:
     assert shortage({"pool": 2 * GIB, "weights": 6 * GIB}, 8 * GIB) == ""
     assert shortage({"pool": 9 * GIB, "weights": GIB, "none": 0}, 8 * GIB) == (
         "pool of 9 GiB and weights of 1 GiB do not fit into the 8 GiB of memory here; pool may be 7 GiB at most"

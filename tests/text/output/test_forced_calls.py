@@ -89,7 +89,7 @@ def form_of(name: str, source: str, tags: bool, several: bool = False) -> Struct
 
 @pytest.mark.parametrize("tags", [True, False], ids=["as tokens", "as text"])
 @pytest.mark.parametrize(("name", "source"), WRITTEN)
-def test_a_call_as_the_template_writes_it_is_let_through_and_read(name: str, source: str, tags: bool) -> None:
+def test_call_as_the_template_writes_it_is_let_through_and_read(name: str, source: str, tags: bool) -> None:
     text = WRITTEN[name, source]
     if name == "harmony" and not tags:
         text = text[text.index("<|channel|>commentary") :]  # without tokens nothing would end the thought
@@ -114,7 +114,7 @@ PERSON = {
 
 @pytest.mark.parametrize("tags", [True, False], ids=["as tokens", "as text"])
 @pytest.mark.parametrize(("name", "source"), WRITTEN)
-def test_call_and_form_are_both_let_through_and_told_apart(name: str, source: str, tags: bool) -> None:
+def test_call_and_form_are_both_allowed_and_distinguished(name: str, source: str, tags: bool) -> None:
     tokenizer = TOKENIZERS[tags]
     tokens = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()}
     form = own_form(name, ForcedCalls(SCHEMAS, True, source, tokens, json_schema(PERSON)))
@@ -139,7 +139,7 @@ def test_call_and_form_are_both_let_through_and_told_apart(name: str, source: st
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("name", "source"), WRITTEN)
-def test_whatever_is_let_through_is_calls_of_the_schema(name: str, source: str, seed: int) -> None:
+def test_every_allowed_text_is_calls_of_the_schema(name: str, source: str, seed: int) -> None:
     drawn, tokenizer, vocabulary = random.Random(seed), TOKENIZERS[True], VOCABULARIES[True]
     tokens = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()}
     form = own_form(name, ForcedCalls({"pick": PICK}, True, source, tokens))
@@ -188,14 +188,14 @@ def test_arguments_may_be_left_out_as_the_schema_says(name: str) -> None:
         ("hermes", {"x-guidance": {}}),
     ],
 )
-def test_what_a_format_cannot_say_has_no_form_of_its_own(name: str, of_city: dict[str, Any]) -> None:
+def test_inexpressible_format_has_no_form(name: str, of_city: dict[str, Any]) -> None:
     schema = {"type": "object", "properties": {"city": of_city}}
     if "x-guidance" in of_city:
         schema = {**schema, **of_city}
     assert own_form(name, ForcedCalls({"weather": schema}, False, "", {})) is None
 
 
-def test_several_calls_are_let_through_where_they_may_be() -> None:
+def test_parallel_calls_are_allowed_if_enabled() -> None:
     text = WRITTEN["hermes", ""]
     ids = TOKENIZERS[True].encode(f"{text}\n{text}", add_special_tokens=False).ids
     taken = [
@@ -205,7 +205,7 @@ def test_several_calls_are_let_through_where_they_may_be() -> None:
     assert taken[0] == len(ids) > taken[1]
 
 
-def test_a_model_that_thinks_may_leave_a_line_before_its_call() -> None:
+def test_model_that_thinks_may_leave_a_line_before_its_call() -> None:
     form = form_of("hermes", "... </think> ...", tags=True)
     ids = TOKENIZERS[True].encode("\n\n" + WRITTEN["hermes", ""], add_special_tokens=False).ids
     assert compile_form(form, VOCABULARIES[True]).validate_tokens(ids) == len(ids)

@@ -19,25 +19,25 @@ def reader(golden: Golden) -> ToolParser:
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=str)
-def test_a_whole_text_gives_its_events(golden: Golden) -> None:
+def test_whole_text_gives_its_events(golden: Golden) -> None:
     assert fed(reader(golden), [golden.text]) == golden.events
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=str)
-def test_a_text_in_two_parts_gives_the_same_events(golden: Golden) -> None:
+def test_text_in_two_parts_gives_the_same_events(golden: Golden) -> None:
     for cut in range(len(golden.text) + 1):
         parts = [golden.text[:cut], golden.text[cut:]]
         assert fed(reader(golden), parts) == golden.events, parts
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=str)
-def test_a_text_character_by_character_gives_the_same_events(golden: Golden) -> None:
+def test_text_character_by_character_gives_the_same_events(golden: Golden) -> None:
     assert fed(reader(golden), golden.text) == golden.events
 
 
 @given(st.data())
 @settings(max_examples=120, deadline=None)
-def test_a_text_in_any_parts_gives_the_same_events(data: st.DataObject) -> None:
+def test_text_in_any_parts_gives_the_same_events(data: st.DataObject) -> None:
     golden = data.draw(st.sampled_from(GOLDENS))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(golden.text)), max_size=12)))
     parts = [golden.text[begin:end] for begin, end in pairwise([0, *cuts, len(golden.text)])]
@@ -46,7 +46,7 @@ def test_a_text_in_any_parts_gives_the_same_events(data: st.DataObject) -> None:
 
 @given(st.data())
 @settings(max_examples=120, deadline=None)
-def test_broken_texts_give_the_same_events_however_they_are_cut(data: st.DataObject) -> None:
+def test_broken_texts_give_equal_events_for_any_cut(data: st.DataObject) -> None:
     """Golden texts with a part taken out, doubled or put elsewhere: what models write that err."""
     golden = data.draw(st.sampled_from(GOLDENS))
     places = st.integers(0, len(golden.text))
@@ -70,7 +70,7 @@ def test_every_format_has_calls_in_golden_texts_and_their_arguments_are_json(nam
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_arguments_go_out_while_they_are_written(name: str) -> None:
+def test_arguments_are_streamed_as_they_are_written(name: str) -> None:
     longest = max(
         (golden for golden in GOLDENS if golden.format == name and golden.events[0][0] in golden.tools),
         key=lambda golden: len(golden.events[0][1]),

@@ -106,7 +106,7 @@ SCHEMAS = st.builds(
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(SCHEMAS, st.integers(0, 1 << 16))
-def test_answers_satisfy_every_schema_that_is_accepted(schema: Schema, seed: int) -> None:
+def test_answers_satisfy_every_accepted_schema(schema: Schema, seed: int) -> None:
     try:
         answer = walked(schema, seed)
     except (FormRefused, GrammarFailed):
@@ -115,7 +115,7 @@ def test_answers_satisfy_every_schema_that_is_accepted(schema: Schema, seed: int
     jsonschema.Draft202012Validator(schema).validate(json.loads(answer or ""))
 
 
-def test_form_that_grows_too_large_on_the_way_fails_without_words_of_the_library() -> None:
+def test_form_that_grows_too_large_fails_without_words_of_the_library() -> None:
     matcher = compile_form(StructuredOutput(StructuredKind.REGEX, "((a{1,999}){1,999}){1,999}"), VOCABULARY)
     with pytest.raises(GrammarFailed, match=r"^it is too large or too ambiguous$"):
         for _ in range(MOST_TOKENS):
@@ -166,7 +166,7 @@ TAGS = {"type": "array", "items": COLOUR, "uniqueItems": True}
         ({"type": "array", "items": {"$ref": "#"}}, "[[],[[]]]", "[1]"),
     ],
 )  # fmt: skip
-def test_grammar_of_a_schema_lets_through_what_it_says(schema: Schema, good: str, wrong: str) -> None:
+def test_grammar_of_a_schema_allows_its_values(schema: Schema, good: str, wrong: str) -> None:
     jsonschema.validate(json.loads(good), schema)
 
     assert (letters_through(schema, good), letters_through(schema, wrong)) == (True, False)

@@ -44,7 +44,7 @@ def test_read_json_of_a_text_that_cannot_be_served_says_why(text: str, reason: s
         '{"a": 1.5, "b": null}',
     ],
 )
-def test_read_json_of_sound_text_is_what_json_reads(text: str) -> None:
+def test_read_json_of_valid_text_equals_json(text: str) -> None:
     assert read_json(text) == json.loads(text)
 
 
@@ -56,6 +56,6 @@ def test_read_arguments_with_half_a_surrogate_pair_replaces_it() -> None:
 
 
 @pytest.mark.parametrize("text", [DEEP, "63", "[1]", '{"a": 1e999}', '{"a": ', "null"])
-def test_arguments_that_are_no_object_are_shown_as_they_were_written(text: str) -> None:
+def test_non_object_arguments_are_shown_unchanged(text: str) -> None:
     assert read_arguments(text) is None
     assert arguments_object(text) == {"_raw": text}

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
         (StructuredKind.CHOICE, json.dumps(["a"] * (MAX_CHOICES + 1)), f"at most {MAX_CHOICES} choices"),
     ],
 )
-def test_a_form_that_means_nothing_is_refused(kind: StructuredKind, text: str, reason: str) -> None:
+def test_form_that_means_nothing_is_refused(kind: StructuredKind, text: str, reason: str) -> None:
     with pytest.raises(FormRefused, match=reason):
         check_form(StructuredOutput(kind, text))
 
@@ -51,7 +51,7 @@ def test_a_form_that_means_nothing_is_refused(kind: StructuredKind, text: str, r
         StructuredOutput.choice(["a", "ü\n"]),
     ],
 )
-def test_a_form_that_may_mean_something_is_not(output: StructuredOutput) -> None:
+def test_form_that_may_mean_something_is_not(output: StructuredOutput) -> None:
     check_form(output)
 
 

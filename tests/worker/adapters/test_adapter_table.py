@@ -22,31 +22,31 @@ def table() -> AdapterTable:
     return table
 
 
-def test_a_request_without_a_name_has_no_adapter(table: AdapterTable) -> None:
+def test_request_without_a_name_has_no_adapter(table: AdapterTable) -> None:
     assert table.number("") == 0
 
 
-def test_a_request_finds_its_adapter_by_name_and_digest(table: AdapterTable) -> None:
+def test_request_finds_its_adapter_by_name_and_digest(table: AdapterTable) -> None:
     assert (table.number("sql", "old"), table.number("chat", "other")) == (1, 2)
     for name, digest in (("sql", "new"), ("nothing", "old"), ("nothing", "")):
         with pytest.raises(ValueError, match=f"adapter '{name}' is not loaded"):
             table.number(name, digest)
 
 
-def test_a_prepared_adapter_is_no_requests_yet(table: AdapterTable) -> None:
+def test_prepared_adapter_is_not_requestable(table: AdapterTable) -> None:
     table.add(NEW, 3, AdapterOrigin.PREPARED)
     with pytest.raises(ValueError, match="adapter 'sql' is not loaded"):
         table.number("sql", "new")
 
 
-def test_one_name_may_mean_two_adapters_and_each_request_has_its_own(table: AdapterTable) -> None:
+def test_two_adapters_of_a_name_serve_their_own_requests(table: AdapterTable) -> None:
     table.add(NEW, 3, AdapterOrigin.PREPARED)
     assert table.take_list(2, listed(NEW, OTHER))
     assert (table.number("sql", "old"), table.number("sql", "new")) == (1, 3)
     assert [each.key for each in table.of(AdapterOrigin.RETIRED)] == [OLD]
 
 
-def test_a_router_that_says_no_digest_gets_the_only_one_of_that_name_there_ever_was(table: AdapterTable) -> None:
+def test_router_without_a_digest_gets_the_only_adapter_ever_of_that_name(table: AdapterTable) -> None:
     assert table.number("sql") == 1
     table.add(NEW, 3, AdapterOrigin.LISTED)
     table.drop(table.of(AdapterOrigin.LISTED)[0])
@@ -60,21 +60,21 @@ def test_table_ignores_a_list_of_a_future_version_and_takes_the_next(table: Adap
     assert table.version == 2
 
 
-def test_an_older_list_changes_nothing(table: AdapterTable) -> None:
+def test_older_list_changes_nothing(table: AdapterTable) -> None:
     assert table.take_list(5, listed(OLD))
     for version in (4, 5):
         assert not table.take_list(version, listed(OTHER))
     assert [each.key for each in table.listed] == [OLD]
 
 
-def test_an_adapter_that_is_listed_again_is_no_longer_on_its_way_out(table: AdapterTable) -> None:
+def test_relisted_adapter_is_no_longer_retired(table: AdapterTable) -> None:
     assert table.take_list(2, [])
     assert table.take_list(3, listed(OLD, NEW))
     assert [each.key for each in table.of(AdapterOrigin.LISTED)] == [OLD]
     assert [each.key for each in table.missing] == [NEW]
 
 
-def test_adapters_of_the_start_stay_whatever_is_listed(table: AdapterTable) -> None:
+def test_startup_adapters_stay_despite_the_list(table: AdapterTable) -> None:
     table.add(NEW, 3, AdapterOrigin.STARTED)
     assert table.take_list(2, [])
     assert [each.key for each in table.of(AdapterOrigin.STARTED)] == [NEW]

@@ -119,7 +119,7 @@ async def ended(client: SessionClient, command: session_pb2.Start) -> list[int]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-async def test_an_adapter_that_is_loaded_while_a_worker_serves_answers_as_merged_weights(
+async def test_adapter_loaded_at_run_time_equals_merged_weights(
     checkpoint: Path, folders: dict[str, Path], ranks: int
 ) -> None:
     async with pair_of(checkpoint, ranks) as pair:
@@ -128,7 +128,7 @@ async def test_an_adapter_that_is_loaded_while_a_worker_serves_answers_as_merged
         assert await pair.finish(await pair.compute(1, PROMPT, TOKENS, adapter="sql")) == wanted
 
 
-async def test_a_folder_that_is_no_adapter_is_refused_with_the_reason(
+async def test_folder_without_an_adapter_is_rejected_with_the_reason(
     checkpoint: Path, tmp_path: Path, folders: dict[str, Path]
 ) -> None:
     other = make_checkpoint(tmp_path / "other", "llama", seed=1, hidden_size=32, num_hidden_layers=1)
@@ -142,7 +142,7 @@ async def test_a_folder_that_is_no_adapter_is_refused_with_the_reason(
         assert (await prepare(pair.to_decode, 3, "sql", folders["one"])).digest
 
 
-async def test_a_prepared_adapter_that_is_dropped_takes_no_requests_and_no_memory(
+async def test_dropped_prepared_adapter_takes_no_requests_and_no_memory(
     checkpoint: Path, folders: dict[str, Path]
 ) -> None:
     async with pair_of(checkpoint) as pair:
@@ -155,7 +155,9 @@ async def test_a_prepared_adapter_that_is_dropped_takes_no_requests_and_no_memor
         await eventually(lambda: not pair.decode._host.adapter_table.find(_key(adapter)))
 
 
-async def test_what_a_router_prepared_goes_with_its_session(checkpoint: Path, folders: dict[str, Path]) -> None:
+async def test_adapters_prepared_by_a_router_are_dropped_with_its_session(
+    checkpoint: Path, folders: dict[str, Path]
+) -> None:
     async with pair_of(checkpoint) as pair:
         client = pair.to_decode
         digest = (await prepare(client, 1, "sql", folders["one"])).digest
@@ -166,7 +168,7 @@ async def test_what_a_router_prepared_goes_with_its_session(checkpoint: Path, fo
         )
 
 
-async def test_a_stream_ends_on_the_adapter_that_it_began_with(checkpoint: Path, folders: dict[str, Path]) -> None:
+async def test_stream_ends_on_the_adapter_that_it_began_with(checkpoint: Path, folders: dict[str, Path]) -> None:
     async with pair_of(checkpoint) as pair:
         client = pair.to_decode
         old = await load(pair, "sql", folders["one"])
@@ -186,7 +188,7 @@ async def test_a_stream_ends_on_the_adapter_that_it_began_with(checkpoint: Path,
         assert "adapter 'sql' is not loaded" in (await client.one("failed", 3)).message
 
 
-async def test_an_unlisted_adapter_stays_as_long_as_any_router_needs_it(
+async def test_unlisted_adapter_stays_as_long_as_any_router_needs_it(
     checkpoint: Path, folders: dict[str, Path]
 ) -> None:
     async with pair_of(checkpoint) as pair, SessionClient(pair.to_decode.endpoint) as other:
@@ -203,7 +205,7 @@ async def test_an_unlisted_adapter_stays_as_long_as_any_router_needs_it(
         await eventually(lambda: not usable(other) and not usable(first))
 
 
-async def test_a_router_of_the_release_before_is_no_reason_to_keep_one(
+async def test_router_of_the_previous_release_does_not_keep_adapters(
     checkpoint: Path, folders: dict[str, Path]
 ) -> None:
     async with pair_of(checkpoint) as pair, SessionClient(pair.to_decode.endpoint) as old:
@@ -215,7 +217,7 @@ async def test_a_router_of_the_release_before_is_no_reason_to_keep_one(
         assert not old.of_kind("adapter_state")
 
 
-async def test_a_worker_that_comes_later_loads_what_is_listed_and_says_what_it_cannot(
+async def test_late_worker_loads_listed_adapters_and_reports_failures(
     checkpoint: Path, tmp_path: Path, folders: dict[str, Path]
 ) -> None:
     async with pair_of(checkpoint) as pair:

@@ -53,7 +53,7 @@ def expected(folder: Path, tokens: int = TOKENS) -> list[int]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-async def test_prefill_and_decode_answer_by_the_new_weights_and_reuse_no_kv_of_the_old(
+async def test_prefill_and_decode_use_new_weights_and_no_kv_of_the_old(
     checkpoint: Path, other: Path, ranks: int
 ) -> None:
     async with pair_of(checkpoint, ranks) as pair:
@@ -65,9 +65,7 @@ async def test_prefill_and_decode_answer_by_the_new_weights_and_reuse_no_kv_of_t
         assert await pair.finish(computed) == new
 
 
-async def test_an_answer_ends_with_the_old_weights_beside_one_of_the_new_and_they_are_freed_then(
-    checkpoint: Path, other: Path
-) -> None:
+async def test_answer_ends_on_old_weights_next_to_new_ones_and_they_are_freed(checkpoint: Path, other: Path) -> None:
     async with pair_of(checkpoint) as pair:
         client = pair.to_decode
         before = start(1, OWN, LONG)
@@ -88,7 +86,7 @@ async def test_an_answer_ends_with_the_old_weights_beside_one_of_the_new_and_the
 
 
 @pytest.mark.parametrize("measured", [False, True], ids=["stated", "measured"])
-def test_the_memory_of_replaced_weights_is_free_also_where_the_pool_was_measured(
+def test_memory_of_replaced_weights_is_free_also_where_the_pool_was_measured(
     checkpoint: Path, other: Path, measured: bool
 ) -> None:
     asked = ModelOptions(checkpoint, CPU, "float32", BLOCK_TOKENS, 8 << 20, None)
@@ -121,7 +119,7 @@ async def test_weights_that_a_router_still_needs_stay(checkpoint: Path, other: P
         await eventually(lambda: state(client).own_weights_freed)
 
 
-async def test_a_worker_that_lacks_the_listed_weights_loads_them(checkpoint: Path, other: Path) -> None:
+async def test_worker_without_the_listed_weights_loads_them(checkpoint: Path, other: Path) -> None:
     async with pair_of(checkpoint) as pair:
         client = pair.to_decode
         digest = (await prepare(pair.to_prefill, 1, WEIGHTS, other)).digest
@@ -145,7 +143,7 @@ async def found_tokens(client: SessionClient, attempt_id: int) -> tuple[int, int
     return timings.cached_tokens, timings.restored_tokens
 
 
-async def test_a_colocated_worker_finds_no_kv_of_the_old_weights_in_its_pool_or_its_files(
+async def test_colocated_worker_finds_no_kv_of_old_weights_in_pool_or_files(
     checkpoint: Path, other: Path, tmp_path: Path
 ) -> None:
     async with pair_of(checkpoint, kv_tier_dir=tmp_path) as pair:

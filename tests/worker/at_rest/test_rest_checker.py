@@ -87,9 +87,7 @@ async def test_blocks_that_have_not_changed_are_used() -> None:
 
 
 @pytest.mark.parametrize("place", range(len(HASHES)))
-async def test_a_block_that_has_changed_is_dropped_with_all_behind_it(
-    place: int, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_changed_block_is_dropped_with_its_descendants(place: int, caplog: pytest.LogCaptureFixture) -> None:
     async with rest_stack() as stack:
         blocks = await stack.worker.cache(HASHES)
         await stack.summed()
@@ -105,7 +103,7 @@ async def test_a_block_that_has_changed_is_dropped_with_all_behind_it(
         assert stack.checker.counters.corrupt_at_rest_blocks == 1
 
 
-async def test_a_sum_that_somebody_else_took_is_used() -> None:
+async def test_sum_that_somebody_else_took_is_used() -> None:
     async with rest_stack() as stack:
         stack.checker._published._share = 0.0
         blocks = await stack.worker.cache(HASHES)
@@ -146,7 +144,7 @@ async def test_blocks_that_another_worker_asks_for_are_compared_first() -> None:
         await eventually(lambda: not stack.worker.pool._watches)
 
 
-async def test_other_bytes_under_a_name_that_was_evicted_in_between_are_no_fault() -> None:
+async def test_changed_bytes_of_an_evicted_name_are_no_fault() -> None:
     async with rest_stack() as stack:
         pool = stack.worker.pool
         await stack.worker.cache(HASHES)
@@ -195,7 +193,7 @@ async def test_where_nothing_is_drawn_nothing_is_compared() -> None:
         assert (len(stack.checker._known), stack.checker.counters.checked_at_rest_blocks) == (0, 0)
 
 
-async def test_a_check_that_is_called_off_leaves_no_watch() -> None:
+async def test_cancelled_check_leaves_no_watch() -> None:
     async with rest_stack() as stack:
         await stack.worker.cache(HASHES)
         await stack.summed()
@@ -219,7 +217,7 @@ async def test_detached_checker_compares_nothing() -> None:
         assert stack.checker._working is None
 
 
-async def test_an_engine_that_has_stopped_is_no_fault_of_the_prompt() -> None:
+async def test_stopped_engine_is_no_fault_of_the_prompt() -> None:
     async with rest_stack() as stack:
         await stack.worker.cache(HASHES)
         await stack.summed()
@@ -246,7 +244,7 @@ async def free_checker(share: float = 1.0) -> AsyncIterator[RestChecker]:
         checker.close()
 
 
-async def test_prompt_waits_for_at_most_so_many_of_its_first_blocks() -> None:
+async def test_prompt_waits_for_a_bounded_number_of_first_blocks() -> None:
     names = [bytes([number]) * 32 for number in range(MOST_BLOCKS + 1)]
     async with free_checker() as checker:
         assert checker.drawn(names) == names[:MOST_BLOCKS]

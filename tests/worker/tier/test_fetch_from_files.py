@@ -67,7 +67,7 @@ async def pair(directory: Path, always: bool = True, **asking: Any) -> AsyncIter
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "tcp", "grpc"])
-async def test_blocks_in_files_of_another_worker_are_loaded_there_and_come_over_bit_for_bit(
+async def test_file_blocks_of_another_worker_are_loaded_there_and_copied_bit_for_bit(
     tmp_path: Path, transport: Any
 ) -> None:
     async with pair(tmp_path, transport=transport) as both:
@@ -78,7 +78,7 @@ async def test_blocks_in_files_of_another_worker_are_loaded_there_and_come_over_
         assert both.holder.tier.state.hit_blocks == 5
 
 
-async def test_what_the_holder_has_in_its_pool_is_not_loaded_again(tmp_path: Path) -> None:
+async def test_pool_blocks_of_the_holder_are_not_loaded_again(tmp_path: Path) -> None:
     async with pair(tmp_path) as both:
         await both.ask(1)
         loaded_bytes = both.holder.tier.state.loaded_bytes
@@ -87,7 +87,7 @@ async def test_what_the_holder_has_in_its_pool_is_not_loaded_again(tmp_path: Pat
         assert both.holder.tier.state.loaded_bytes == loaded_bytes
 
 
-async def test_a_prefill_worker_that_asks_for_the_pool_alone_is_given_that(tmp_path: Path) -> None:
+async def test_prefill_worker_that_asks_for_the_pool_alone_is_given_that(tmp_path: Path) -> None:
     """As an older one does, which knows nothing of files."""
     async with pair(tmp_path) as both:
         timings = await both.ask(1, loaded_blocks=0)
@@ -104,7 +104,7 @@ async def test_damaged_files_give_the_part_before_the_damage(tmp_path: Path) -> 
         assert (await both.ask(1)).fetched_tokens == 8
 
 
-async def test_a_disk_that_hangs_delays_the_prompt_no_longer_than_a_fetch_may_take(tmp_path: Path) -> None:
+async def test_disk_that_hangs_delays_the_prompt_no_longer_than_a_fetch_may_take(tmp_path: Path) -> None:
     async with pair(tmp_path, fetch_timeout_s=0.2) as both:
         both.holder.gate.shut()
         timings = await both.ask(1)
@@ -115,7 +115,7 @@ async def test_a_disk_that_hangs_delays_the_prompt_no_longer_than_a_fetch_may_ta
         await eventually(lambda: both.holder.worker.counts.held == 0)
 
 
-async def test_a_prompt_that_is_cancelled_meanwhile_leaves_no_block_held_on_either_side(tmp_path: Path) -> None:
+async def test_prompt_cancelled_during_a_fetch_holds_no_block_on_either_side(tmp_path: Path) -> None:
     async with pair(tmp_path) as both:
         both.holder.gate.shut()
         asked = asyncio.create_task(both.ask(1))
@@ -128,7 +128,7 @@ async def test_a_prompt_that_is_cancelled_meanwhile_leaves_no_block_held_on_eith
         assert both.asking.runner.plans == []
 
 
-async def test_where_the_holder_would_compute_sooner_than_load_it_gives_what_its_pool_has(tmp_path: Path) -> None:
+async def test_holder_that_computes_sooner_than_it_loads_gives_its_pool_blocks(tmp_path: Path) -> None:
     async with pair(tmp_path, always=False) as both:
         await both.ask(1)  # nothing is known yet, so it loads
         await both.holder.forget()

@@ -26,13 +26,13 @@ def costs(compute: float | None, load: float | None) -> LoadCosts:
         (1e6, None, 64, True),
     ],
 )
-def test_the_sooner_one_is_chosen_and_what_is_not_known_is_tried(
+def test_sooner_choice_is_made_and_unknown_ones_are_tried(
     compute: float | None, load: float | None, blocks: int, loads: bool
 ) -> None:
     assert costs(compute, load).favour_loading(blocks) is loads
 
 
-def test_a_prompt_waits_as_long_as_computing_would_take_within_bounds() -> None:
+def test_prompt_waits_as_long_as_computing_would_take_within_bounds() -> None:
     assert longest_wait_s(costs(1_000.0, 1e9), 64) == pytest.approx(64 * 32 / 1_000)
     assert longest_wait_s(costs(1e6, 1e9), 64) == LEAST_WAIT_S
     assert longest_wait_s(costs(1.0, 1e9), 64) == LONGEST_WAIT_S
@@ -50,7 +50,7 @@ def test_large_and_new_loads_make_the_rate() -> None:
     assert rate.bytes_per_s(40.0) == pytest.approx(1e8, rel=0.1)
 
 
-def test_a_rate_that_is_old_is_not_known_any_more_so_that_one_prompt_tries_again() -> None:
+def test_old_rate_is_unknown_so_that_one_prompt_tries_again() -> None:
     rate = LoadRate()
     rate.observe(1_000, 1.0, now=10.0)
     assert rate.bytes_per_s(10.0 + FORGOTTEN_S - 0.1) is not None

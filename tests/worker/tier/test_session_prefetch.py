@@ -58,7 +58,7 @@ async def counts(stack: TierStack) -> SessionCounts:
     return await stack.worker.on_engine(lambda: stack.worker.pool.order.counts)
 
 
-async def test_what_was_evicted_is_there_again_before_the_turn_and_is_used(
+async def test_evicted_blocks_are_loaded_before_the_turn_and_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with tier_stack(tmp_path) as stack:
@@ -77,7 +77,7 @@ async def test_what_was_evicted_is_there_again_before_the_turn_and_is_used(
         assert (await counts(stack)).prefetched_used_blocks == 5
 
 
-async def test_a_turn_that_is_far_away_brings_nothing_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_distant_turn_loads_nothing_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with tier_stack(tmp_path, evicted=HASHES) as stack:
         async with prefetching(stack, monkeypatch):
             await turn_has_ended(stack, pause_s=LEAD_S + 60.0)
@@ -96,7 +96,7 @@ async def test_no_block_of_another_session_gives_way(tmp_path: Path, monkeypatch
         assert (await counts(stack)).prefetched_blocks == 0
 
 
-async def test_what_files_do_not_have_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blocks_missing_in_files_are_not_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     others = [hashlib.sha256(b"other" + each).digest() for each in HASHES]
     async with tier_stack(tmp_path, evicted=HASHES) as stack:
         async with prefetching(stack, monkeypatch):
@@ -105,7 +105,7 @@ async def test_what_files_do_not_have_is_not_waited_for(tmp_path: Path, monkeypa
         assert (await counts(stack)).prefetched_blocks == 0
 
 
-async def test_a_queued_prompt_has_the_room_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queued_prompt_has_the_room_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with tier_stack(tmp_path, evicted=HASHES) as stack:
         pool = stack.worker.pool
         held = await stack.worker.on_engine(lambda: pool.allocate(pool.available - 6))
@@ -128,7 +128,7 @@ async def turns_of_the_prefetcher(stack: TierStack) -> None:
         await eventually(lambda price=price: sessions.file_price != price)
 
 
-async def test_files_outlive_their_process_unless_they_cannot_be_written(tmp_path: Path) -> None:
+async def test_files_outlive_their_process_unless_unwritable(tmp_path: Path) -> None:
     async with tier_stack(tmp_path) as stack:
         assert stack.tier.outlives_process
         stack.faults.failing["write"] = errno.ENOSPC

@@ -32,7 +32,7 @@ def known(tiers: TierDirectories, numbers: range) -> set[int]:
     return {each for each in numbers if tiers.behind([name_of(each)], {"w": 0})}
 
 
-def test_messages_are_bounded_and_a_large_tier_is_told_over_several_turns() -> None:
+def test_messages_are_bounded_and_a_large_tier_is_announced_over_several() -> None:
     files, log = Files(), FilesLog(message_names=4)
     files.segments = {1: list(range(10)), 2: list(range(10, 13))}
     first = list(log.changes(files, most=2))
@@ -43,7 +43,7 @@ def test_messages_are_bounded_and_a_large_tier_is_told_over_several_turns() -> N
     assert list(log.changes(files)) == []
 
 
-def test_a_segment_that_is_gone_is_told_by_its_number_and_before_what_is_new() -> None:
+def test_removed_segment_is_announced_by_number_before_new_blocks() -> None:
     files, log = Files(), FilesLog()
     files.segments = {1: [1], 2: [2]}
     assert len(list(log.changes(files))) == 1
@@ -55,7 +55,7 @@ def test_a_segment_that_is_gone_is_told_by_its_number_and_before_what_is_new() -
     assert [(list(each.removed_segments), list(each.stored)) for each in log.changes(files)] == [([2], [])]
 
 
-def test_a_snapshot_has_what_was_told_and_nothing_that_was_not() -> None:
+def test_snapshot_equals_the_announced_blocks() -> None:
     files, log = Files(), FilesLog(message_names=2)
     assert log.snapshot(files) == [cache_pb2.TierSnapshot(parts=1)]
     files.segments = {7: [1, 2, 3]}
@@ -71,7 +71,7 @@ steps = st.lists(st.sampled_from(["write", "write", "segment", "remove", "tell",
 
 @settings(max_examples=150, deadline=None)
 @given(steps, st.integers(1, 5))
-def test_a_router_that_follows_has_what_the_files_have(work: list[str], message_names: int) -> None:
+def test_following_router_knows_the_blocks_of_the_files(work: list[str], message_names: int) -> None:
     """Whatever is written, removed, told, lost on the way, and asked for again."""
     files, log, tiers, number, now = Files(), FilesLog(message_names), TierDirectories(), 0, 0.0
     report = tier_report(b"d" * 16)
@@ -98,7 +98,7 @@ def test_a_router_that_follows_has_what_the_files_have(work: list[str], message_
     assert known(tiers, range(number)) == {each for names in files.segments.values() for each in names}
 
 
-def test_a_store_tells_its_own_records_and_not_those_of_other_owners(tmp_path: Path) -> None:
+def test_store_announces_its_records_and_no_other_owners(tmp_path: Path) -> None:
     mine, other = store_in(tmp_path, "mine"), store_in(tmp_path, "other")
     mine.put(named_blocks([1, 2]))
     other.put(named_blocks([3]))
@@ -112,7 +112,7 @@ def test_a_store_tells_its_own_records_and_not_those_of_other_owners(tmp_path: P
     other.close()
 
 
-def test_segments_that_are_evicted_are_told_as_gone(tmp_path: Path) -> None:
+def test_evicted_segments_are_announced_as_removed(tmp_path: Path) -> None:
     store, log = store_in(tmp_path, blocks=64), FilesLog()
     gone: list[int] = []
     for first in range(0, 200, 10):

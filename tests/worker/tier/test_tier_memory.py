@@ -23,7 +23,7 @@ async def in_memory(stack: TierStack, blocks: int) -> None:
     await eventually(lambda: stack.tier.state.memory_blocks >= blocks)
 
 
-async def test_blocks_in_memory_come_back_without_a_look_at_the_files(tmp_path: Path) -> None:
+async def test_memory_blocks_are_restored_without_reading_files(tmp_path: Path) -> None:
     async with tier_stack(tmp_path, memory_blocks=MEMORY_BLOCKS) as stack:
         published = await stack.publish(HASHES)
         before = [stack.block_bytes(block) for block in published]
@@ -37,7 +37,7 @@ async def test_blocks_in_memory_come_back_without_a_look_at_the_files(tmp_path: 
         assert stack.tier.state.reads
 
 
-async def test_files_have_the_blocks_after_a_restart_and_memory_has_them_again_once_they_were_loaded(
+async def test_files_keep_blocks_over_a_restart_and_memory_has_them_after_a_load(
     tmp_path: Path,
 ) -> None:
     async with tier_stack(tmp_path, memory_blocks=MEMORY_BLOCKS) as stack:
@@ -58,7 +58,7 @@ async def test_memory_is_filled_while_the_disk_is_full(tmp_path: Path) -> None:
         assert (await stack.ask(1, HASHES, TOKENS)).restored_tokens == 20
 
 
-async def test_without_files_memory_has_what_the_pool_has_evicted() -> None:
+async def test_memory_alone_keeps_evicted_pool_blocks() -> None:
     async with tier_stack(None, evicted=HASHES) as stack:
         assert (await stack.ask(1, HASHES, TOKENS)).restored_tokens == 20
 
@@ -74,7 +74,7 @@ async def test_memory_is_empty_in_the_next_process(tmp_path: Path) -> None:
             assert tier.state.size_bytes == 0 < tier.state.memory_bytes
 
 
-async def test_a_bound_that_no_model_fits_into_is_refused_with_the_one_that_would(tmp_path: Path) -> None:
+async def test_memory_bound_below_any_model_is_rejected_with_the_smallest_valid_one(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "tiny", "llama", seed=4)
     with pytest.raises(ModelError, match="kv-tier-memory: 1000 bytes are too few"):
         async with elastic(checkpoint, "prefill", kv_tier_memory=ByteSize(1000)):

@@ -22,7 +22,7 @@ async def computed_from(stack: TierStack) -> list[int]:
     return [chunk.start for plan in stack.worker.runner.plans for chunk in plan.chunks]
 
 
-async def test_blocks_that_were_evicted_come_back_bit_for_bit_and_only_the_rest_is_computed(tmp_path: Path) -> None:
+async def test_evicted_blocks_are_restored_bit_for_bit_and_the_rest_computed(tmp_path: Path) -> None:
     async with tier_stack(tmp_path) as stack:
         published = await stack.publish(HASHES)
         before = [stack.block_bytes(block) for block in published]
@@ -36,7 +36,7 @@ async def test_blocks_that_were_evicted_come_back_bit_for_bit_and_only_the_rest_
         assert stack.tier.state.hit_blocks == stack.tier.state.queried_blocks == 5
 
 
-async def test_blocks_in_files_come_back_in_a_new_process(tmp_path: Path) -> None:
+async def test_file_blocks_are_restored_in_a_new_process(tmp_path: Path) -> None:
     async with tier_stack(tmp_path) as stack:
         published = await stack.publish(HASHES)
         before = [stack.block_bytes(block) for block in published]
@@ -48,7 +48,7 @@ async def test_blocks_in_files_come_back_in_a_new_process(tmp_path: Path) -> Non
         assert [stack.block_bytes(block) for block in own] == before
 
 
-async def test_what_the_pool_has_is_not_loaded(tmp_path: Path) -> None:
+async def test_pool_blocks_are_not_loaded(tmp_path: Path) -> None:
     async with tier_stack(tmp_path, evicted=HASHES) as stack:
         await stack.worker.cache(HASHES[:3])
         await eventually(lambda: stack.worker.service.cache.sum.blocks == 3)
@@ -65,12 +65,12 @@ async def test_blocks_of_another_salt_have_other_names_and_are_not_found(tmp_pat
         assert (stack.tier.state.queried_blocks, stack.tier.state.hit_blocks) == (5, 0)
 
 
-async def test_the_block_of_the_last_prompt_token_is_never_loaded(tmp_path: Path) -> None:
+async def test_block_of_the_last_prompt_token_is_never_loaded(tmp_path: Path) -> None:
     async with tier_stack(tmp_path, evicted=HASHES) as stack:
         assert (await stack.ask(1, HASHES[:4], 16)).restored_tokens == 12
 
 
-async def test_a_prompt_whose_scores_are_asked_for_is_computed(tmp_path: Path) -> None:
+async def test_prompt_with_requested_scores_is_computed(tmp_path: Path) -> None:
     async with tier_stack(tmp_path, evicted=HASHES) as stack:
         await stack.send(1, HASHES, TOKENS, sampling={"prompt_logprobs": 1})
         timings = (await stack.router.one("first_step", 1)).timings
@@ -78,7 +78,7 @@ async def test_a_prompt_whose_scores_are_asked_for_is_computed(tmp_path: Path) -
         assert (timings.restored_tokens, timings.cached_tokens) == (0, 0)
 
 
-async def test_a_damaged_block_ends_what_is_loaded_and_the_rest_is_computed(tmp_path: Path) -> None:
+async def test_damaged_block_ends_the_load_and_the_rest_is_computed(tmp_path: Path) -> None:
     async with tier_stack(tmp_path, evicted=HASHES) as stack:
         [path] = tmp_path.rglob("*.kv")
         raw = bytearray(path.read_bytes())
@@ -90,7 +90,7 @@ async def test_a_damaged_block_ends_what_is_loaded_and_the_rest_is_computed(tmp_
         assert stack.tier.state.corrupt_blocks == 1
 
 
-async def test_a_disk_that_fails_costs_computing_and_is_tried_again_later(tmp_path: Path) -> None:
+async def test_disk_that_fails_costs_computing_and_is_tried_again_later(tmp_path: Path) -> None:
     async with tier_stack(tmp_path, evicted=HASHES) as stack:
         stack.faults.failing["read"] = errno.EIO
         assert (await stack.ask(1, HASHES, TOKENS)).cached_tokens == 0
@@ -124,7 +124,7 @@ async def test_reading_is_tried_again_though_no_prompt_wants_files(
         await eventually(lambda: stack.tier.state.reads)
 
 
-async def test_a_try_that_hangs_fails_and_counts_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_try_that_hangs_fails_and_counts_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.kvtransfer.tier.health.FIRST_PAUSE_S", 0.01)
     async with tier_stack(tmp_path) as stack:
         await fail_to_read(stack)
@@ -153,7 +153,7 @@ async def test_tries_end_with_the_engine_and_begin_again_with_the_next(
         await eventually(lambda: stack.tier.state.reads)
 
 
-async def test_a_read_that_hangs_delays_a_prompt_no_longer_than_its_bound(
+async def test_read_that_hangs_delays_a_prompt_no_longer_than_its_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with tier_stack(tmp_path) as stack:
@@ -172,7 +172,7 @@ async def test_a_read_that_hangs_delays_a_prompt_no_longer_than_its_bound(
         await eventually(lambda: stack.tier.state.reads)
 
 
-async def test_a_prompt_that_is_cancelled_meanwhile_leaves_no_block_held(tmp_path: Path) -> None:
+async def test_prompt_cancelled_during_a_load_holds_no_block(tmp_path: Path) -> None:
     async with tier_stack(tmp_path, evicted=HASHES) as stack:
         stack.gate.shut()
         await stack.send(1, HASHES, TOKENS)
@@ -208,7 +208,7 @@ async def test_where_computing_is_known_to_be_sooner_nothing_is_loaded(tmp_path:
         assert (await stack.ask(2, HASHES, TOKENS)).restored_tokens == 0
 
 
-async def test_a_pool_without_room_computes_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pool_without_room_computes_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.worker.tier.restorer.ROOM_S", 0.05)
     async with tier_stack(tmp_path, evicted=HASHES) as stack:
         held = await hold_all_but(stack, 3)
@@ -219,7 +219,7 @@ async def test_a_pool_without_room_computes_in_the_end(tmp_path: Path, monkeypat
         await stack.router.cancel(1)
 
 
-async def test_blocks_are_loaded_once_there_is_room(tmp_path: Path) -> None:
+async def test_blocks_are_loaded_once_there_is_capacity(tmp_path: Path) -> None:
     async with tier_stack(tmp_path, evicted=HASHES) as stack:
         held = await hold_all_but(stack, 3)
         await stack.send(1, HASHES, TOKENS)
@@ -259,7 +259,7 @@ async def let_go(stack: TierStack, held: list[int]) -> None:
     await stack.worker.on_engine(lambda: [stack.worker.pool.release(block) for block in held])
 
 
-async def test_the_state_is_reported_to_routers(tmp_path: Path) -> None:
+async def test_state_is_reported_to_routers(tmp_path: Path) -> None:
     async with tier_stack(tmp_path) as stack:
         await stack.publish(HASHES)
         stack.worker.service.report()
@@ -269,7 +269,7 @@ async def test_the_state_is_reported_to_routers(tmp_path: Path) -> None:
         assert report.tier.size_bytes == 64 + 5 * (64 + BLOCK_BYTES)
 
 
-async def test_routers_are_told_of_the_files_and_given_all_of_them_on_demand(tmp_path: Path) -> None:
+async def test_files_are_announced_to_routers_and_all_of_them_on_demand(tmp_path: Path) -> None:
     async with tier_stack(tmp_path) as stack:
         await stack.publish(HASHES)
         stack.worker.service.tell_files()

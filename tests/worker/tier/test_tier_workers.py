@@ -46,17 +46,13 @@ async def test_kv_of_a_prefill_worker_is_there_for_a_decode_worker_after_a_resta
         await eventually(lambda: worker.host.blocks.counts.held == 0)
 
 
-async def test_a_bound_that_no_model_fits_into_is_refused_with_the_one_that_would(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+async def test_bound_below_any_model_is_rejected_with_the_smallest_valid_one(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="kv-tier-size: 1000 bytes are too few"):
         async with elastic(checkpoint, "prefill", kv_tier_dir=tmp_path, kv_tier_size=ByteSize(1000)):
             pass
 
 
-def test_an_edited_weight_makes_another_identity_though_the_fingerprint_may_not_see_it(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_edited_weight_changes_the_identity_despite_an_equal_fingerprint(checkpoint: Path, tmp_path: Path) -> None:
     shutil.copytree(checkpoint, tmp_path / "model")
     before = prepared(tmp_path / "model")
     identity = tier_identity(before)

@@ -104,7 +104,7 @@ class Writing:
             store.close()
 
 
-def test_what_is_offered_is_written_before_the_engine_ends(tmp_path: Path) -> None:
+def test_offered_blocks_are_written_before_the_engine_ends(tmp_path: Path) -> None:
     writing = Writing(tmp_path)
     writing.begin(settle_s=30.0)
     writing.writer.offer(names(range(40)))
@@ -113,7 +113,7 @@ def test_what_is_offered_is_written_before_the_engine_ends(tmp_path: Path) -> No
     assert writing.engine.watched == 0
 
 
-def test_a_block_whose_watch_broke_is_not_written(tmp_path: Path) -> None:
+def test_block_with_a_broken_watch_is_not_written(tmp_path: Path) -> None:
     writing = Writing(tmp_path, FakeEngine(gone={3}, broken={5}))
     writing.begin()
     writing.writer.offer(names(range(8)))
@@ -123,7 +123,7 @@ def test_a_block_whose_watch_broke_is_not_written(tmp_path: Path) -> None:
     assert writing.engine.watched == 0
 
 
-def test_sums_are_passed_on_and_what_is_damaged_is_not_written(tmp_path: Path) -> None:
+def test_checksums_are_passed_on_and_damaged_blocks_not_written(tmp_path: Path) -> None:
     heard: dict[bytes, int] = {}
 
     def take(sums: Sequence[tuple[bytes, int]]) -> frozenset[bytes]:
@@ -139,7 +139,7 @@ def test_sums_are_passed_on_and_what_is_damaged_is_not_written(tmp_path: Path) -
     assert (writing.left([2]), writing.left([0, 1]), writing.left([3, 4])) == (0, 2, 2)
 
 
-def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:
+def test_full_queue_drops_and_counts(tmp_path: Path) -> None:
     writing = Writing(tmp_path, queued_blocks=10)
     writing.begin(settle_s=30.0)
     writing.writer.offer(names(range(25)))
@@ -148,7 +148,7 @@ def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:
     assert (writing.left(range(25)), writing.left([10])) == (10, 0)
 
 
-def test_what_another_worker_has_written_meanwhile_is_not_written_again(tmp_path: Path) -> None:
+def test_block_written_by_another_worker_is_not_written_again(tmp_path: Path) -> None:
     other = store_in(tmp_path, "prefill-0")
     writing = Writing(tmp_path)
     writing.begin(settle_s=30.0)
@@ -160,7 +160,7 @@ def test_what_another_worker_has_written_meanwhile_is_not_written_again(tmp_path
     assert writing.store.counters.stored_blocks == 0
 
 
-def test_a_full_disk_turns_writing_off_with_one_line_and_on_again(
+def test_full_disk_turns_writing_off_with_one_line_and_on_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     writing = Writing(tmp_path)
@@ -180,7 +180,7 @@ def test_a_full_disk_turns_writing_off_with_one_line_and_on_again(
     assert any("enabled for writes again" in line for line in lines)
 
 
-def test_a_folder_that_another_process_owns_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_folder_that_another_process_owns_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     release = RealDisk(tmp_path).claim("worker-0")
     writing = Writing(tmp_path)
     writing.begin()
@@ -193,7 +193,7 @@ def test_a_folder_that_another_process_owns_is_waited_for(tmp_path: Path, caplog
     assert writing.left(range(3)) == 3
 
 
-def test_an_engine_that_has_stopped_costs_the_blocks_and_no_more(tmp_path: Path) -> None:
+def test_stopped_engine_loses_only_its_unwritten_blocks(tmp_path: Path) -> None:
     writing = Writing(tmp_path, FakeEngine(stopped=True))
     writing.begin()
     writing.writer.offer(names(range(3)))
@@ -202,9 +202,7 @@ def test_an_engine_that_has_stopped_costs_the_blocks_and_no_more(tmp_path: Path)
     assert writing.writer.counters.gone_blocks == 3
 
 
-def test_an_engine_that_gives_no_turn_is_not_waited_for_forever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engine_that_gives_no_turn_is_not_waited_for_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.worker.tier.writer.WATCH_TIMEOUT_S", 0.01)
     writing = Writing(tmp_path, FakeEngine(answers=False))
     writing.begin()
@@ -214,7 +212,7 @@ def test_an_engine_that_gives_no_turn_is_not_waited_for_forever(
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_blocks_of_a_pool_in_parts_come_back_into_such_a_pool(parts: int) -> None:
+def test_blocks_of_a_pool_in_parts_are_restored_into_such_a_pool(parts: int) -> None:
     shape = PoolShape(6, 64, rows=2, parts=parts)
     pool = torch.randint(256, (6 * 64,), dtype=torch.uint8)
     other, staging = torch.zeros_like(pool), Staging(3, 64)
@@ -225,7 +223,7 @@ def test_blocks_of_a_pool_in_parts_come_back_into_such_a_pool(parts: int) -> Non
     assert not others[:, [1, 3, 5]].any()
 
 
-def test_blocks_come_back_into_every_copy_of_a_pool() -> None:
+def test_blocks_are_restored_into_every_copy_of_a_pool() -> None:
     shape, pool = PoolShape(6, 64), torch.randint(256, (6 * 64,), dtype=torch.uint8)
     other, copy, staging = torch.zeros_like(pool), torch.zeros_like(pool), Staging(2, 64)
     BlockCopier(pool, shape).copy_out([4, 0], staging)
@@ -234,7 +232,7 @@ def test_blocks_come_back_into_every_copy_of_a_pool() -> None:
     assert other.view(6, -1)[[1, 5]].equal(pool.view(6, -1)[[4, 0]])
 
 
-async def test_a_block_that_is_overwritten_while_it_waits_is_never_stored_under_its_old_name(tmp_path: Path) -> None:
+async def test_block_overwritten_while_queued_is_never_stored_under_its_old_name(tmp_path: Path) -> None:
     """Blocks are published and evicted at once, again and again: what is stored is right, or nothing is."""
     async with tier_stack(tmp_path) as stack:
         kept: dict[bytes, bytes] = {}

@@ -43,12 +43,12 @@ def said(shim: DiskShim, path: Path) -> tuple[str, str]:
     return out, err
 
 
-def test_a_disk_that_is_told_nothing_is_like_any_other(shim: DiskShim, tmp_path: Path) -> None:
+def test_unconfigured_disk_shim_changes_nothing(shim: DiskShim, tmp_path: Path) -> None:
     assert said(shim, tmp_path / "kv" / "file") == ("20\n20\n", "")
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-def test_a_write_fails(shim: DiskShim, tmp_path: Path, error: int) -> None:
+def test_write_fails(shim: DiskShim, tmp_path: Path, error: int) -> None:
     shim.set("write_error", error)
     _, err = said(shim, tmp_path / "kv" / "file")
     assert os.strerror(error) in err
@@ -56,20 +56,20 @@ def test_a_write_fails(shim: DiskShim, tmp_path: Path, error: int) -> None:
     assert said(shim, tmp_path / "file") == ("20\n20\n", ""), "not under its folder"
 
 
-def test_a_read_fails(shim: DiskShim, tmp_path: Path) -> None:
+def test_read_fails(shim: DiskShim, tmp_path: Path) -> None:
     shim.set("read_error", errno.EIO)
     out, err = said(shim, tmp_path / "kv" / "file")
     assert (out, os.strerror(errno.EIO) in err, shim.get("failed_reads")) == ("20\n", True, 1)
 
 
-def test_a_write_takes_half_of_what_it_is_given(shim: DiskShim, tmp_path: Path) -> None:
+def test_torn_write_takes_half_of_its_bytes(shim: DiskShim, tmp_path: Path) -> None:
     shim.set("cuts_writes", 1)
     assert said(shim, tmp_path / "kv" / "file") == ("10\n10\n", "")
     assert (tmp_path / "kv" / "file").read_bytes() == b"a" * 10
     assert shim.get("cut_writes") == 1
 
 
-def test_a_read_hangs_until_it_is_let_go(shim: DiskShim, tmp_path: Path) -> None:
+def test_delayed_read_hangs_until_released(shim: DiskShim, tmp_path: Path) -> None:
     shim.set("read_delay_us", 3_600_000_000)
     with started(shim, tmp_path / "kv" / "file") as process:
         wait_until(lambda: shim.get("slow_reads") == 1, "a slow read")
@@ -78,7 +78,7 @@ def test_a_read_hangs_until_it_is_let_go(shim: DiskShim, tmp_path: Path) -> None
         assert process.communicate(timeout=30)[0] == "20\n20\n"
 
 
-def test_it_is_the_write_of_one_process_that_is_torn(shim: DiskShim, tmp_path: Path) -> None:
+def test_only_one_process_has_a_torn_write(shim: DiskShim, tmp_path: Path) -> None:
     path = tmp_path / "kv" / "file"
     code = "import os, sys; sys.stdin.readline()\n" + WRITES
     command = [sys.executable, "-c", code, str(path)]

@@ -95,14 +95,14 @@ def test_another_models_files_have_our_names_and_are_never_read(tmp_path: Path) 
     store.close()
 
 
-async def test_a_disk_that_nobody_uses_has_not_failed() -> None:
+async def test_unused_disk_has_not_failed() -> None:
     fails = DiskFails(Page(met=False), TierCounts(), DISK_FAULTS[FaultKind.SHORT_WRITES], 0.0)  # type: ignore[arg-type]
     await fails.inject()
     with pytest.raises(NotMade):
         await fails.prove()
 
 
-async def test_a_disk_that_fails_must_be_noticed_by_a_worker_and_is_well_afterwards() -> None:
+async def test_disk_that_fails_must_be_noticed_by_a_worker_and_is_well_afterwards() -> None:
     page, counts = Page(met=True), TierCounts()
     fails = DiskFails(page, counts, DISK_FAULTS[FaultKind.DISK_FULL], 0.0)  # type: ignore[arg-type]
     await fails.inject()
@@ -130,7 +130,7 @@ async def test_disk_fault_waits_for_a_worker_that_notices_late(monkeypatch: pyte
     assert "reads of 1 workers went off" in await proving
 
 
-async def test_a_kill_within_a_write_is_none_without_a_write() -> None:
+async def test_kill_within_a_write_is_none_without_a_write() -> None:
     processes, page = Processes(), Page(met=False)
     kill = KilledWriting(processes, page, NOBODY)  # type: ignore[arg-type]
     with pytest.raises(NotMade):
@@ -138,7 +138,7 @@ async def test_a_kill_within_a_write_is_none_without_a_write() -> None:
     assert (processes.sent, page.get("torn_pid")) == ([], 0)
 
 
-async def test_a_kill_within_a_write_is_proved_by_both() -> None:
+async def test_kill_within_a_write_is_proved_by_both() -> None:
     processes = Processes()
     kill = KilledWriting(processes, Page(met=True), NOBODY)  # type: ignore[arg-type]
     await kill.inject()
@@ -146,7 +146,7 @@ async def test_a_kill_within_a_write_is_proved_by_both() -> None:
     assert processes.sent == [signal.SIGKILL]
 
 
-async def test_flipped_bits_that_nobody_finds_are_not_proven(tmp_path: Path) -> None:
+async def test_unfound_bit_flips_are_not_proven(tmp_path: Path) -> None:
     files_of(tmp_path)
     scene = TierScene(tmp_path, None, TierCounts())
     flip = FilesDamaged(Processes(), scene, Fault(FaultKind.FILE_FLIP, "disk"), None, random.Random(1))
@@ -169,7 +169,7 @@ async def test_files_of_a_worker_are_damaged_while_it_is_down(tmp_path: Path) ->
         await none.inject()
 
 
-async def test_a_folder_is_taken_until_it_is_given_back(tmp_path: Path) -> None:
+async def test_folder_is_taken_until_returned(tmp_path: Path) -> None:
     files_of(tmp_path)
     scene = TierScene(tmp_path, None, TierCounts())
     taken = FolderTaken(Processes(), scene, "worker-0", NOBODY, 0.0)
@@ -186,7 +186,7 @@ async def test_a_folder_is_taken_until_it_is_given_back(tmp_path: Path) -> None:
     store_in(tmp_path).close()
 
 
-async def test_a_folder_that_its_owner_keeps_was_not_taken(tmp_path: Path) -> None:
+async def test_folder_kept_by_its_owner_was_not_taken(tmp_path: Path) -> None:
     owner = store_in(tmp_path)
     taken = FolderTaken(Processes(), TierScene(tmp_path, None, TierCounts()), "worker-0", NOBODY, 0.0)
     with pytest.raises(NotProven, match="worker-0, which was killed, free"):

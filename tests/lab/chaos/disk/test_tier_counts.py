@@ -23,7 +23,7 @@ def test_metrics_are_read_by_worker() -> None:
     }
 
 
-def test_a_worker_that_was_started_again_counts_on() -> None:
+def test_worker_that_was_started_again_counts_on() -> None:
     counts = TierCounts()
     for hits in (5, 7, 2, 2, 6):
         counts.take(of(hits))
@@ -31,7 +31,7 @@ def test_a_worker_that_was_started_again_counts_on() -> None:
     assert "blocks" not in counts.totals
 
 
-def test_what_goes_off_is_counted_once_and_known_until_it_is_on_again() -> None:
+def test_outage_is_counted_once_and_known_until_recovery() -> None:
     counts = TierCounts()
     counts.take(of(0))
     for _ in range(3):

@@ -42,7 +42,7 @@ def named(name: str) -> ChaosCase:
 
 
 @pytest.mark.parametrize("name", ["greedy 0", "seeded 0", "seeded wide 0", "several 0"])
-def test_the_right_answer_is_expected_and_another_refused(oracle: Oracle, name: str) -> None:
+def test_right_answer_is_expected_and_another_refused(oracle: Oracle, name: str) -> None:
     case = named(name)
     choices = [answered(oracle, case, choice=index) for index in range(case.choices)]
     expected, choice = oracle.expect(case, choices)[-1], choices[-1]
@@ -76,7 +76,7 @@ def test_answer_with_another_text_or_end_is_refused(oracle: Oracle, change: dict
         oracle.expect(case, [replace(answered(oracle, case), **change)])
 
 
-def test_generate_refuses_a_greedy_answer_that_is_right_token_by_token_and_too_short(oracle: Oracle) -> None:
+def test_generate_rejects_a_correct_but_short_greedy_answer(oracle: Oracle) -> None:
     case = named("greedy 0")
     [expected] = oracle.expect(case, [answered(oracle, case)])
     with pytest.raises(OracleDisagrees, match=f"at offset {TOKENS - 1}"):
@@ -117,7 +117,7 @@ def test_oracle_counts_tokens_by_who_chose_them(oracle: Oracle) -> None:
     assert oracle.tally.tokens == {"by transformers": TOKENS, "by the second sampler": TOKENS, "by a form": TOKENS}
 
 
-def test_penalties_are_those_of_transformers(oracle: Oracle) -> None:
+def test_penalties_equal_transformers(oracle: Oracle) -> None:
     """An answer without penalties is refused if the request has them."""
     case = named("penalties 0")
     choice = answered(oracle, case)  # without penalties
@@ -125,7 +125,7 @@ def test_penalties_are_those_of_transformers(oracle: Oracle) -> None:
         oracle.expect(case, [choice])
 
 
-def test_a_stop_text_is_one_that_comes_once_and_late() -> None:
+def test_stop_text_is_one_that_comes_once_and_late() -> None:
     ended = stopped(named("greedy 0"), "abcabcXYabc")
     assert ended is not None
     assert (ended.name, ended.options["stop"]) == ("stop text 0", "cX")

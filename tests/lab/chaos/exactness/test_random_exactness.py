@@ -34,7 +34,7 @@ def test_requests_are_the_same_for_a_seed_and_of_all_kinds() -> None:
         replace(ANSWER, logprobs=(((5, b"\x01\x00\x80\xbf"),), ())),
     ],
 )
-def test_whatever_differs_is_counted(other: ExactChoice) -> None:
+def test_every_difference_is_counted(other: ExactChoice) -> None:
     asked = [ExactRequest("one", {}), ExactRequest("two", {})]
     made = CourseAnswers([(ANSWER,), (other,)])
     assert compare(COURSE, asked, [(ANSWER,), (ANSWER,)], made, 1.0).differing == 1

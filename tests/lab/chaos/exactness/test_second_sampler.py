@@ -27,7 +27,7 @@ DRAWS = 60
     ],
     ids=str,
 )
-def test_second_sampler_draws_what_the_engine_draws(options: dict[str, Any]) -> None:
+def test_second_sampler_equals_the_engine(options: dict[str, Any]) -> None:
     draw, close = random.Random(3), 0
     for _ in range(DRAWS):
         scores = numpy.array([draw.gauss(0.0, 2.0) for _ in range(50)], dtype=numpy.float32)
@@ -41,7 +41,7 @@ def test_second_sampler_draws_what_the_engine_draws(options: dict[str, Any]) -> 
     assert close < DRAWS // 10
 
 
-def test_uniform_number_is_the_one_that_is_documented() -> None:
+def test_uniform_number_equals_the_documented_one() -> None:
     draw = random.Random(4)
     for _ in range(100):
         where = draw.randrange(2**64), draw.randrange(8), draw.randrange(10**6)

@@ -1,4 +1,6 @@
-"""Fixtures of kernels: random inputs that repeat, and the native kernels of each level."""
+"""Fixtures of kernels: reproducible random inputs, and the native kernels of each level."""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -8,8 +10,12 @@ from tests.fixtures.native_levels import TESTED, native_at
 
 
 @pytest.fixture(autouse=True)
-def seed() -> None:
+def seed_and_threads() -> Iterator[None]:
+    """Seed torch, and restore its number of threads after the test."""
+    threads = torch.get_num_threads()
     torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=TESTED)

@@ -149,14 +149,10 @@ def test_splitting_a_long_context_over_threads_changes_nothing(native: NativeLib
     case = Case(seed)
     query, scoring = case.query(1), Scoring(case.head_dim**-0.5)  # all of a context, which is several pieces
     kv, ids, starts = case.sequences([700])
-    tokens, before = torch.tensor([700]), torch.get_num_threads()
     found = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(native.paged_decode(query, kv, DecodeRows(ids, starts, tokens), scoring))
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(native.paged_decode(query, kv, DecodeRows(ids, starts, torch.tensor([700])), scoring))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 

@@ -86,29 +86,23 @@ def test_linear_equals_the_reference(
 def test_head_linear_equals_the_reference_and_ignores_neighbours_and_threads(
     native: NativeLibrary, stored: Stored
 ) -> None:
-    weight, x, threads = pack(torch.randn(3 * 64, 21), stored, None), torch.randn(30, 3, 21), torch.get_num_threads()
+    weight, x = pack(torch.randn(3 * 64, 21), stored, None), torch.randn(30, 3, 21)
     whole = native.head_linear(x, weight, 3)
     torch.testing.assert_close(whole, reference.head_linear(x, weight, 3), rtol=0.0, atol=10 * TOLERANCE)
     assert torch.equal(native.head_linear(x[:1], weight, 3), whole[:1])
-    try:
-        torch.set_num_threads(3)
-        assert torch.equal(native.head_linear(x, weight, 3), whole)
-    finally:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(3)
+    assert torch.equal(native.head_linear(x, weight, 3), whole)
 
 
 @pytest.mark.parametrize("stored", Stored)
 def test_row_of_linear_does_not_depend_on_its_neighbours_or_on_threads(native: NativeLibrary, stored: Stored) -> None:
-    inputs, threads = inputs_for(stored, 75), torch.get_num_threads()
+    inputs = inputs_for(stored, 75)
     weight, x = weight_of(stored, 200, inputs, bias=True), torch.randn(40, inputs)
     whole = native.packed_linear(x, weight)
     for rows in (1, 2, 5, 12, 27):
         assert torch.equal(native.packed_linear(x[:rows], weight), whole[:rows])
-    try:
-        torch.set_num_threads(3)
-        assert torch.equal(native.packed_linear(x, weight), whole)
-    finally:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(3)
+    assert torch.equal(native.packed_linear(x, weight), whole)
 
 
 @pytest.mark.parametrize("gate", Gate)
@@ -282,13 +276,10 @@ def test_nonfinite_row_gets_a_nonfinite_scale(native: NativeLibrary, dtype: torc
 
 
 def test_forked_child_uses_its_own_threads(native: NativeLibrary) -> None:
-    weight, x, threads = weight_of(Stored.FLOAT32, 300, 40, bias=False), torch.randn(5, 40), torch.get_num_threads()
+    weight, x = weight_of(Stored.FLOAT32, 300, 40, bias=False), torch.randn(5, 40)
     torch.set_num_threads(2)
-    try:
-        expected = native.packed_linear(x, weight)
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if torch.equal(native.packed_linear(x, weight), expected) else 1)
-        assert os.waitpid(child, 0)[1] == 0
-    finally:
-        torch.set_num_threads(threads)
+    expected = native.packed_linear(x, weight)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(native.packed_linear(x, weight), expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0

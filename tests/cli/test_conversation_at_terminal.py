@@ -1,26 +1,20 @@
 """`baton chat` at a real terminal: what Ctrl-C and Ctrl-D do there."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
 
-from baton.protos import baton_pb2_grpc
-from tests.client.conftest import Events, FakeBaton
+from tests.client.conftest import Events, FakeBaton, serving
 from tests.fixtures.terminal import WAIT_S, Terminal
 
 
 @pytest.fixture
 def baton() -> Iterator[FakeBaton]:
     fake = FakeBaton([])
-    server = grpc.server(ThreadPoolExecutor(max_workers=4))
-    baton_pb2_grpc.add_BatonServiceServicer_to_server(fake, server)
-    fake.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    yield fake
-    server.stop(grace=0).wait(timeout=5)
+    with serving(fake):
+        yield fake
 
 
 def test_chat_at_terminal_ctrl_c_cancels_and_ctrl_d_ends(baton: FakeBaton) -> None:

@@ -4,7 +4,6 @@ import io
 import json
 import re
 from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ from baton.client import BatonClientError, Delta, ErrorDetails, Event, InvalidRe
 from baton.launch import CommandFailed
 from baton.process.registry.redis_server import free_port
 from baton.process.security.tls import TlsFiles
+from tests.fixtures.servers import threaded_server
 
 RAW = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused"
 
@@ -80,17 +80,11 @@ def protocols(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
     """Yield the target of a gRPC server, its CA (None without TLS), and a wrong CA."""
     make_certificates(tmp_path / "tls", (), days=1)
     authority = tmp_path / "tls/ca.pem"
-    server = grpc.server(ThreadPoolExecutor(max_workers=2))
-    if request.param == "tls":
-        files = TlsFiles(tmp_path / "tls/server.pem", tmp_path / "tls/server-key.pem")
-        port = server.add_secure_port("127.0.0.1:0", files.grpc_credentials())
-        trusted, wrong = authority, authority.with_name("internal-ca.pem")
-    else:
-        port = server.add_insecure_port("127.0.0.1:0")
-        trusted, wrong = None, authority
-    server.start()
-    yield f"127.0.0.1:{port}", trusted, wrong
-    server.stop(grace=0).wait(timeout=5)
+    files = TlsFiles(tmp_path / "tls/server.pem", tmp_path / "tls/server-key.pem")
+    is_tls = request.param == "tls"
+    with threaded_server(credentials=files.grpc_credentials() if is_tls else None) as port:
+        trusted, wrong = (authority, authority.with_name("internal-ca.pem")) if is_tls else (None, authority)
+        yield f"127.0.0.1:{port}", trusted, wrong
 
 
 def test_tls_mismatch_names_the_remedy(

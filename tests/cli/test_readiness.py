@@ -1,40 +1,30 @@
 """Waiting for a process to serve."""
 
-import grpc
 import pytest
 
 from baton.client import ClusterStatus, Model, WorkerStatus
 from baton.launch.readiness import HealthState, NotReady, check_health, wait_until_serving, waiting_for
 from baton.process.registry.redis_server import free_port
 from baton.process.serving.health import Health as HealthService
+from tests.fixtures.servers import loop_server
 
 
 async def silent() -> str:
     return ""
 
 
-async def start(health: HealthService) -> tuple[grpc.aio.Server, str]:
-    server = grpc.aio.server()
-    health.register(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    return server, f"127.0.0.1:{port}"
-
-
 async def test_check_health_follows_the_process() -> None:
     assert await check_health(f"127.0.0.1:{free_port()}") is HealthState.UNREACHABLE
     health = HealthService(())
-    server, target = await start(health)
-    await health.set_serving(False)
-    assert await check_health(target) is HealthState.NOT_SERVING
-    await health.set_serving(True)
-    assert await check_health(target) is HealthState.SERVING
-    await server.stop(None)
+    async with loop_server(health.register) as port:
+        await health.set_serving(False)
+        assert await check_health(f"127.0.0.1:{port}") is HealthState.NOT_SERVING
+        await health.set_serving(True)
+        assert await check_health(f"127.0.0.1:{port}") is HealthState.SERVING
 
 
 async def test_wait_until_serving_reports_and_returns() -> None:
     health = HealthService(())
-    server, target = await start(health)
     await health.set_serving(False)
     asked = 0
 
@@ -45,10 +35,10 @@ async def test_wait_until_serving_reports_and_returns() -> None:
         return "no prefill worker" if asked < 3 else ""
 
     said: list[str] = []
-    await wait_until_serving(target, 30, said.append, explain, say_after_s=0.0)
+    async with loop_server(health.register) as port:
+        await wait_until_serving(f"127.0.0.1:{port}", 30, said.append, explain, say_after_s=0.0)
     assert asked == 3
     assert [word.partition(": ")[2] for word in said] == ["no prefill worker"]
-    await server.stop(None)
 
 
 async def test_wait_until_serving_times_out_with_last_state() -> None:
@@ -59,12 +49,11 @@ async def test_wait_until_serving_times_out_with_last_state() -> None:
 async def test_wait_until_serving_ignores_other_run() -> None:
     """Two `baton up` on one port: the router of the first must not make the second one ready."""
     health = HealthService((), run_id="first")
-    server, target = await start(health)
     await health.set_serving(True)
-    await wait_until_serving(target, 30, print, silent, run_id="first")
-    with pytest.raises(NotReady, match="of another run"):
-        await wait_until_serving(target, 0.3, print, silent, run_id="second")
-    await server.stop(None)
+    async with loop_server(health.register) as port:
+        await wait_until_serving(f"127.0.0.1:{port}", 30, print, silent, run_id="first")
+        with pytest.raises(NotReady, match="of another run"):
+            await wait_until_serving(f"127.0.0.1:{port}", 0.3, print, silent, run_id="second")
 
 
 def status(*connected: tuple[str, bool], registry: bool = True) -> ClusterStatus:

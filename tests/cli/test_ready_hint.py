@@ -4,10 +4,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import pytest
 import typer
 
@@ -18,8 +16,8 @@ from baton.cli.up import ready_lines, script_command
 from baton.launch.ports import RouterPorts
 from baton.launch.process_plan import ServiceLayout
 from baton.process.security.tls import TlsFiles
-from baton.protos import baton_pb2_grpc
 from tests.client.conftest import Events, FakeBaton
+from tests.fixtures.servers import threaded_server
 from tests.fixtures.service_layout import layout
 
 
@@ -91,12 +89,8 @@ def port(certificate: TlsFiles) -> Iterator[int]:
     """Port of a service with that certificate."""
     events = Events()
     fake = FakeBaton([lambda *_: iter([events.started(), events.delta(0, [5], "hello"), events.finished()])])
-    server = grpc.server(ThreadPoolExecutor(max_workers=4))
-    baton_pb2_grpc.add_BatonServiceServicer_to_server(fake, server)
-    bound = server.add_secure_port("127.0.0.1:0", certificate.grpc_credentials())
-    server.start()
-    yield bound
-    server.stop(grace=0).wait(timeout=5)
+    with threaded_server(fake.register, credentials=certificate.grpc_credentials()) as bound:
+        yield bound
 
 
 def test_ready_hint_with_tls_works_when_pasted(certificate: TlsFiles, port: int, tmp_path: Path) -> None:

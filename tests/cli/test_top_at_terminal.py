@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
@@ -13,6 +13,7 @@ import pytest
 from baton import IMPORT_PATH
 from baton.process.registry.redis_server import free_port
 from baton.protos import admin_pb2, admin_pb2_grpc
+from tests.fixtures.servers import threaded_server
 from tests.fixtures.terminal import WAIT_S, Terminal
 
 ALTERNATE, USUAL = "\x1b[?1049h", "\x1b[?1049l"
@@ -60,12 +61,10 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
 
 @pytest.fixture
 def admin() -> Iterator[Admin]:
-    fake, server = Admin(), grpc.server(ThreadPoolExecutor(max_workers=4))
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(fake, server)
-    fake.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    yield fake
-    server.stop(grace=0).wait(timeout=5)
+    fake = Admin()
+    with threaded_server(partial(admin_pb2_grpc.add_AdminServiceServicer_to_server, fake)) as port:
+        fake.target = f"127.0.0.1:{port}"
+        yield fake
 
 
 @pytest.fixture

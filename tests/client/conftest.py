@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -15,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from grpc_status import rpc_status
 
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
+from tests.fixtures.servers import Register, threaded_server
 
 TOKEN = "t" * 32
 Answer = Callable[[Any, grpc.ServicerContext], Iterable[baton_pb2.GenerateResponse]]
@@ -95,6 +95,10 @@ class FakeBaton(baton_pb2_grpc.BatonServiceServicer, admin_pb2_grpc.AdminService
     def GetStatus(self, request: Any, context: grpc.ServicerContext) -> admin_pb2.GetStatusResponse:
         return admin_pb2.GetStatusResponse(ready=True, active_requests=2)
 
+    def register(self, server: grpc.Server) -> None:
+        baton_pb2_grpc.add_BatonServiceServicer_to_server(self, server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self, server)
+
     def _answer(self, request: Any, context: grpc.ServicerContext) -> Iterable[baton_pb2.GenerateResponse]:
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
@@ -107,14 +111,11 @@ def _next(answers: list[Answer]) -> Answer:
 
 
 @contextmanager
-def serving(fake: FakeBaton, address: str = "127.0.0.1:0") -> Iterator[grpc.Server]:
-    server = grpc.server(ThreadPoolExecutor(max_workers=8))
-    baton_pb2_grpc.add_BatonServiceServicer_to_server(fake, server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(fake, server)
-    fake.target = f"{address.partition(':')[0]}:{server.add_insecure_port(address)}"
-    server.start()
-    yield server
-    server.stop(grace=0).wait(timeout=5)
+def serving(fake: FakeBaton, *register: Register, address: str = "127.0.0.1:0") -> Iterator[None]:
+    """Serve, also what `register` adds to the server, and set the target of `fake`."""
+    with threaded_server(fake.register, *register, address=address) as port:
+        fake.target = f"{address.partition(':')[0]}:{port}"
+        yield
 
 
 def abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str, *details: Message) -> NoReturn:

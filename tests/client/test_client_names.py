@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -65,8 +66,8 @@ def routers(hello: Answer) -> Iterator[list[Router]]:
     with ExitStack() as servers:
         for address in ADDRESSES:
             router = Router(FakeBaton([hello]), health.HealthServicer())
-            server = servers.enter_context(serving(router.baton, f"{address}:{port}"))
-            health_pb2_grpc.add_HealthServicer_to_server(router.health, server)
+            add_health = partial(health_pb2_grpc.add_HealthServicer_to_server, router.health)
+            servers.enter_context(serving(router.baton, add_health, address=f"{address}:{port}"))
             port = router.baton.target.rpartition(":")[2]
             router.serves(True)
             made.append(router)

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ import pytest
 
 from baton.cli.keys import make_certificates
 from baton.process.security.tls import TlsFiles
-from baton.protos import baton_pb2_grpc
 from tests.client.conftest import Answer, Events, FakeBaton
+from tests.fixtures.servers import threaded_server
 from tests.fixtures.tools import tool
 
 RUN_TIMEOUT_S = 30
@@ -125,13 +124,9 @@ def test_broken_stream_resumes_at_the_next_router(
 def tls(baton: FakeBaton, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """The same service on a port with TLS, and the authority of its certificate."""
     make_certificates(tmp_path / "tls", (), days=1)
-    server = grpc.server(ThreadPoolExecutor(max_workers=4))
-    baton_pb2_grpc.add_BatonServiceServicer_to_server(baton, server)
     credentials = TlsFiles(tmp_path / "tls/server.pem", tmp_path / "tls/server-key.pem").grpc_credentials()
-    target = f"localhost:{server.add_secure_port('127.0.0.1:0', credentials)}"
-    server.start()
-    yield target, tmp_path / "tls/ca.pem"
-    server.stop(grace=0).wait(timeout=5)
+    with threaded_server(baton.register, credentials=credentials) as port:
+        yield f"localhost:{port}", tmp_path / "tls/ca.pem"
 
 
 def test_key_of_the_environment_goes_with_the_call_over_tls(

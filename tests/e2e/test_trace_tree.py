@@ -4,11 +4,10 @@ import asyncio
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
@@ -16,6 +15,7 @@ from baton.client import AsyncBatonClient, Delta
 from tests.e2e.conftest import run
 from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.stack import Stack, make_stack
+from tests.fixtures.servers import threaded_server
 
 ARRIVE_S = 20.0
 TOKENS, KILLED_AFTER = 800, 40
@@ -49,15 +49,11 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
     collecting = Collector()
-    server = grpc.server(ThreadPoolExecutor(2))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collecting, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    with pytest.MonkeyPatch.context() as environment:
+    add = partial(trace_service_pb2_grpc.add_TraceServiceServicer_to_server, collecting)
+    with threaded_server(add) as port, pytest.MonkeyPatch.context() as environment:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
         yield collecting
-    server.stop(None)
 
 
 @pytest.fixture(scope="module")

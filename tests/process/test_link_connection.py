@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ from baton.process.links.hub import LinkHub, RouterLink
 from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.process.serving.interceptors import CallInterceptor
 from baton.protos import session_pb2, session_pb2_grpc
+from tests.fixtures.servers import loop_server
 from tests.fixtures.session_client import WAIT_S, SessionClient, eventually
 
 EPOCH = 3
@@ -58,16 +60,12 @@ class Worker(session_pb2_grpc.SessionServiceServicer):
 @asynccontextmanager
 async def served() -> AsyncIterator[tuple[Worker, SessionClient]]:
     worker = Worker()
-    server = grpc.aio.server(interceptors=[CallInterceptor()], options=INTERNAL_SERVER_OPTIONS)
-    session_pb2_grpc.add_SessionServiceServicer_to_server(worker, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    client = SessionClient(f"127.0.0.1:{port}")
-    try:
-        yield worker, client
-    finally:
-        await worker.hub.close(WAIT_S)
-        await server.stop(1.0)
+    add = partial(session_pb2_grpc.add_SessionServiceServicer_to_server, worker)
+    async with loop_server(add, [CallInterceptor()], INTERNAL_SERVER_OPTIONS) as port:
+        try:
+            yield worker, SessionClient(f"127.0.0.1:{port}")
+        finally:
+            await worker.hub.close(WAIT_S)
 
 
 async def test_commands_are_executed_once_and_in_order_across_a_reconnect() -> None:

@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,6 +18,7 @@ from baton.process.telemetry.collector import Collector, Protocol, choose_collec
 from baton.process.telemetry.export import open_telemetry
 from baton.process.telemetry.spans import FinishedSpan, SpanKind
 from baton.versions import RELEASE
+from tests.fixtures.servers import threaded_server
 
 RECEIVED_S = 20.0
 PROTOCOLS: tuple[Protocol, ...] = ("grpc", "http/protobuf")
@@ -70,12 +71,9 @@ class GrpcReceiver(trace_service_pb2_grpc.TraceServiceServicer):
 @pytest.fixture
 def over_grpc() -> Iterator[tuple[Received, str]]:
     received = Received()
-    server = grpc.server(ThreadPoolExecutor(max_workers=2))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(GrpcReceiver(received), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield received, f"http://127.0.0.1:{port}"
-    server.stop(0).wait()
+    add = partial(trace_service_pb2_grpc.add_TraceServiceServicer_to_server, GrpcReceiver(received))
+    with threaded_server(add) as port:
+        yield received, f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import asyncio
 import shutil
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton.cli.keys import FILES, make_certificates
 from baton.process.security.tls import InternalTls, TlsFiles, open_async_channel
+from tests.fixtures.servers import loop_server
 
 WAIT_S = 20.0
 FRESH = (("grpc.use_local_subchannel_pool", 1),)  # no connection is shared with another channel
@@ -38,16 +39,10 @@ def replace(used: Path, by: Path) -> None:
         shutil.copy(by / name, used / name)
 
 
-@asynccontextmanager
-async def serving(credentials: grpc.ServerCredentials) -> AsyncIterator[int]:
-    server = grpc.aio.server()
-    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    await server.start()
-    try:
-        yield port
-    finally:
-        await server.stop(0)
+def serving(credentials: grpc.ServerCredentials) -> AbstractAsyncContextManager[int]:
+    """Serve health checks; the value is the port."""
+    add = partial(health_pb2_grpc.add_HealthServicer_to_server, health.aio.HealthServicer())
+    return loop_server(add, credentials=credentials)
 
 
 async def answers(channel: grpc.aio.Channel) -> bool:

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
+from functools import partial
 from typing import Any
 
-import grpc
 import pytest
 
 from baton.process.errors import InvalidArgument, NotFound
@@ -13,6 +13,7 @@ from baton.protos import admin_pb2, timeline_pb2, timeline_pb2_grpc
 from baton.router.admin.timeline import BEFORE_MS, CLOCK_CALLS, Timelines
 from baton.router.placement.cluster import Worker
 from baton.router.trace.report import RecentReports, report_of
+from tests.fixtures.servers import loop_server
 from tests.fixtures.stalled import stalled
 
 LATE_S = 0.1
@@ -47,16 +48,11 @@ def ended() -> RecentReports:
 
 async def asked(recent: RecentReports, **request: Any) -> tuple[list[admin_pb2.ProcessTimeline], int]:
     """What came, and how far the worker was asked to look back, milliseconds."""
-    servicer, server = LateWorker(), grpc.aio.server()
-    timeline_pb2_grpc.add_TimelineServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
+    servicer = LateWorker()
+    async with loop_server(partial(timeline_pb2_grpc.add_TimelineServiceServicer_to_server, servicer)) as port:
         workers = [Worker(f"127.0.0.1:{port}", WorkerRole.PREFILL)]
         found = Timelines(recent, lambda: workers, None).collect(admin_pb2.GetTimelinesRequest(**request))
         return [each async for each in found], servicer.last_ms
-    finally:
-        await server.stop(0)
 
 
 async def test_timeline_reaches_back_to_shortly_before_the_request() -> None:

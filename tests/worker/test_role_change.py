@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import torch
 
 from baton.elastic_worker.config import ElasticConfig
@@ -13,10 +12,9 @@ from baton.elastic_worker.elastic import ElasticWorker
 from baton.engine.prepare import ModelOptions, prepare_model
 from baton.process.registry.membership import Epoch
 from baton.process.registry.worker_record import WorkerRole
-from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS
-from baton.process.serving.interceptors import CallInterceptor
 from baton.protos import sampling_pb2, session_pb2
 from tests.fixtures.loop_clock import put_forward
+from tests.fixtures.real_workers import served
 from tests.fixtures.session_client import SessionClient, eventually
 
 BLOCK_TOKENS = 4
@@ -33,18 +31,9 @@ async def elastic(folder: Path, role: str, **flags: Any) -> AsyncIterator[tuple[
     async def next_epoch() -> Epoch:
         return Epoch(next(epochs))
 
-    worker, faults = ElasticWorker(config, prepared, 1, next_epoch), list[BaseException]()
-    server = grpc.aio.server(interceptors=[CallInterceptor()], options=INTERNAL_SERVER_OPTIONS)
-    worker.listener.register(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        await worker.start(faults.append)
-        yield worker, f"127.0.0.1:{port}"
-    finally:
-        await worker.stop()
-        await server.stop(1.0)
-    assert not faults
+    worker = ElasticWorker(config, prepared, 1, next_epoch)
+    async with served(worker) as endpoint:
+        yield worker, endpoint
 
 
 def command(attempt_id: int, max_tokens: int = 6) -> dict[str, Any]:

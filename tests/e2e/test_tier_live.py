@@ -13,17 +13,11 @@ from baton.text.block_groups import BlockGroups
 from baton.text.block_hash import block_hashes, root_hash
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
-from tests.fixtures.checkpoints import make_checkpoint
 
 BLOCK = 32
 PROMPT = 20 * BLOCK + 5
 STORED_S = 30.0
 ONE_GROUP = BlockGroups()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny-llama", "llama", seed=11)
 
 
 def flags(directory: Path) -> list[str]:
@@ -36,13 +30,13 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def disaggregated(model: Path, tmp_path: Path, directory: Path) -> Iterator[Stack]:
-    yield from run(make_stack(tmp_path / "stack", model, prefill=2, worker_flags=flags(directory)))
+def disaggregated(tiny_llama: Path, tmp_path: Path, directory: Path) -> Iterator[Stack]:
+    yield from run(make_stack(tmp_path / "stack", tiny_llama, prefill=2, worker_flags=flags(directory)))
 
 
 @pytest.fixture
-def colocated(model: Path, tmp_path: Path, directory: Path) -> Iterator[Stack]:
-    yield from run(make_stack(tmp_path / "stack", model, prefill=0, worker_flags=flags(directory)))
+def colocated(tiny_llama: Path, tmp_path: Path, directory: Path) -> Iterator[Stack]:
+    yield from run(make_stack(tmp_path / "stack", tiny_llama, prefill=0, worker_flags=flags(directory)))
 
 
 def prompt(seed: int) -> list[int]:

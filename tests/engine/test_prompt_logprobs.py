@@ -12,35 +12,29 @@ from baton.engine.request import Chunk, NonFinite, Plan, Sample, Scored
 from baton.engine.runner import runner as runners
 from baton.engine.sampling.params import SamplingParams as EngineParams
 from baton.engine.sampling.sampler import ROWS_AT_ONCE, prompt_scores
-from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "quiet": True, "max_model_len": 256}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("scores") / "tiny", "llama", seed=4)
+def llm(checkpoint: Path) -> LLM:
+    return LLM(str(checkpoint), kv_cache_memory_bytes=4 << 20, max_num_batched_tokens=33, block_size=8, **OPTIONS)
 
 
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> LLM:
-    return LLM(str(folder), kv_cache_memory_bytes=4 << 20, max_num_batched_tokens=33, block_size=8, **OPTIONS)
-
-
-def transformers_logprobs(folder: Path, prompt: list[int]) -> torch.Tensor:
+def transformers_logprobs(checkpoint: Path, prompt: list[int]) -> torch.Tensor:
     """`[tokens - 1, vocab]`: row i is of the token at i + 1."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     with torch.inference_mode():
         return torch.as_tensor(model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1))
 
 
-def test_every_prompt_token_has_the_logprob_that_transformers_gives_it(llm: LLM, folder: Path) -> None:
+def test_every_prompt_token_has_the_logprob_that_transformers_gives_it(llm: LLM, checkpoint: Path) -> None:
     prompt = random_prompt(150)
     [output] = llm.generate(prompt, SamplingParams(max_tokens=2, prompt_logprobs=3), use_tqdm=False)
     told = output.prompt_logprobs
     assert told is not None and told[0] is None and len(told) == len(prompt)
-    wanted = transformers_logprobs(folder, prompt)
+    wanted = transformers_logprobs(checkpoint, prompt)
     for token_id, entry, row in zip(prompt[1:], told[1:], wanted, strict=True):
         assert entry is not None
         assert entry[token_id].logprob == pytest.approx(float(row[token_id]), abs=1e-4)
@@ -59,9 +53,9 @@ def test_a_prompt_in_the_cache_is_scored_as_a_new_one(llm: LLM) -> None:
     assert plain.outputs[0].token_ids == first.outputs[0].token_ids
 
 
-def test_prompts_that_are_preempted_are_told_once(folder: Path, llm: LLM) -> None:
+def test_prompts_that_are_preempted_are_told_once(checkpoint: Path, llm: LLM) -> None:
     small = LLM(
-        str(folder),
+        str(checkpoint),
         kv_cache_memory_bytes=36 * llm.sizing.block_bytes,
         block_size=8,
         max_num_batched_tokens=40,
@@ -98,8 +92,8 @@ def test_logits_exist_a_few_rows_at_a_time() -> None:
     torch.testing.assert_close(torch.tensor([each.logprob for each in told]), wanted)
 
 
-def test_scores_that_are_not_finite_fail_the_chunk(folder: Path) -> None:
-    paged = PagedModel(folder)
+def test_scores_that_are_not_finite_fail_the_chunk(checkpoint: Path) -> None:
+    paged = PagedModel(checkpoint)
     prompt = random_prompt(40)
     chunk = Chunk(1, prompt, 0, paged.blocks(40), scored=Scored(prompt[1:], 0))
     [fine] = paged.runner.run(Plan((chunk,)))
@@ -107,8 +101,8 @@ def test_scores_that_are_not_finite_fail_the_chunk(folder: Path) -> None:
     assert prompt_scores(lambda rows: rows / 0.0, torch.ones(3, 8), Scored([1, 2], 0)) is None
 
 
-def test_a_chunk_whose_mask_is_late_has_its_scores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paged = PagedModel(folder)
+def test_a_chunk_whose_mask_is_late_has_its_scores(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paged = PagedModel(checkpoint)
     prompt = random_prompt(40)
     chunk = Chunk(
         1, prompt, 0, paged.blocks(41), (Sample(0, EngineParams(max_tokens=1)),), scored=Scored(prompt[1:], 0)

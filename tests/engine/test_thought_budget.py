@@ -19,7 +19,6 @@ from baton.text.structured.output import FormRefused, StructuredKind, Structured
 from baton.text.structured.thoughts import Thoughts, form_of, thoughts_of
 from tests.engine.test_speculation_exactness import Knows
 from tests.engine.test_speculation_grammars import ROOMY, TIGHT, answered
-from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
 
 END, MOST = 2, 60
@@ -29,18 +28,13 @@ SAMPLED = replace(GREEDY, temperature=1.0, seed=5)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("thoughts"), "llama")
-
-
-@pytest.fixture(scope="module")
-def paged(folder: Path) -> PagedModel:
-    return PagedModel(folder, 8, ROOMY, packed=True)
+def paged(checkpoint: Path) -> PagedModel:
+    return PagedModel(checkpoint, 8, ROOMY, packed=True)
 
 
 @pytest.fixture
-def grammars(folder: Path) -> Iterator[Grammars]:
-    grammars = Grammars(folder, 512, [END])
+def grammars(checkpoint: Path) -> Iterator[Grammars]:
+    grammars = Grammars(checkpoint, 512, [END])
     yield grammars
     grammars.close()
 

@@ -11,12 +11,6 @@ from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.memory import LargestStep
 from baton.engine.prepare import PreparedModel
 from baton.worker.host import prepare
-from tests.fixtures.checkpoints import make_checkpoint
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "llama")
 
 
 def prepared(folder: Path, device: str, tensor_parallel: int = 1) -> PreparedModel:

@@ -4,12 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from baton.protos import session_pb2
 from baton.text.block_hash import HashChain
 from baton.worker.transfer.reader import TransferReader
-from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, RealPair, real_pair
 from tests.fixtures.session_client import eventually
@@ -17,11 +14,6 @@ from tests.fixtures.session_client import eventually
 PROMPT = random_prompt(170, seed=11)
 BLOCKS, OFFERED, NEW_TOKENS = 6, 4, 6
 HASHES = HashChain(bytes(32), BLOCK_TOKENS).first(len(PROMPT) // BLOCK_TOKENS, PROMPT)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("given-up") / "tiny", "llama", seed=21)
 
 
 def offers_only(pair: RealPair, most_blocks: int) -> Any:

@@ -19,18 +19,11 @@ from baton.process.serving.server import Running
 from baton.process.serving.watchdog import CHECKS, ProgressTimer, Watchdog
 from baton.process.serving.watchdog_sibling import is_stopped, still_for
 from tests.fixtures.held_runner import HeldRunner
+from tests.fixtures.loop_clock import Clock
 from tests.fixtures.session_client import eventually
 
 BOUND_S = 30.0
 LOOK_S = BOUND_S / CHECKS
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 async def one_turn(loop: EngineLoop) -> None:
@@ -48,7 +41,7 @@ def watched(progress: Callable[[], int | None]) -> tuple[Watchdog, Clock, list[s
 
 def look(watchdog: Watchdog, clock: Clock, times: int, every_s: float = LOOK_S) -> None:
     for _ in range(times):
-        clock.now += every_s
+        clock.now_s += every_s
         watchdog.look()
 
 

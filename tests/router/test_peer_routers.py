@@ -18,6 +18,7 @@ from baton.router.placement.peer_load import (
     WorkerLoad,
 )
 from baton.router.types.placement import PlacementRequest, WorkerView
+from tests.fixtures.loop_clock import Clock
 from tests.router.clusters import cluster_of
 from tests.router.shared_redis import RouterShares, SharedRedis
 
@@ -29,7 +30,7 @@ PLACED = Placement("p0", "d0", 0, 0, 0, 0, 1, 1)
 class Router:
     """One router's cluster of a prefill and a decode worker, and its place among the others."""
 
-    def __init__(self, redis: SharedRedis, number: int, clock: "Clock") -> None:
+    def __init__(self, redis: SharedRedis, number: int, clock: Clock) -> None:
         self.cluster = cluster_of({"p0": WorkerRole.PREFILL, "d0": WorkerRole.DECODE})
         self.taken_over: list[int] = []
         self.peer_routers = PeerRouters(
@@ -43,13 +44,6 @@ class Router:
 
     def view(self, endpoint: str) -> WorkerView:
         return next(view for view in self.cluster.snapshot(CHAIN) if view.endpoint == endpoint)
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -84,7 +78,7 @@ async def test_router_counts_charges_and_predictions_of_another(
 async def test_router_says_where_and_how_long_it_has_been_there(two: tuple[Router, Router], clock: Clock) -> None:
     first, second = two
     first.cluster.charge(1, PLACED, REQUEST, CHAIN)
-    clock.now += 61.0
+    clock.now_s += 61.0
     await first.peer_routers.exchange()
     await second.peer_routers.exchange()
     [share] = second.peer_routers.shares
@@ -121,7 +115,7 @@ async def test_shares_of_an_exited_router_expire_within_a_second(two: tuple[Rout
     first.cluster.charge(1, PLACED, REQUEST, CHAIN)
     await first.peer_routers.exchange()
     await second.peer_routers.exchange()
-    clock.now += MAX_AGE_S + 0.1
+    clock.now_s += MAX_AGE_S + 0.1
     await second.peer_routers.exchange()
     assert (second.peer_routers.others, second.view("p0").tokens_in_flight) == (0, 0)
 
@@ -134,7 +128,7 @@ async def test_without_redis_each_router_goes_by_itself_and_with_it_again_by_all
     await first.peer_routers.exchange()
     await second.peer_routers.exchange()
     redis.gone = True
-    clock.now += MAX_AGE_S + 0.1
+    clock.now_s += MAX_AGE_S + 0.1
     assert not await second.peer_routers.exchange()
     assert second.view("p0").tokens_in_flight == 0
     redis.gone = False

@@ -12,16 +12,10 @@ import pytest
 
 from baton.text import cpu_wait
 from baton.text.cpu_wait import LONG_AGO_S, LOOKING_SHARE, ProcessQueue
+from tests.fixtures.loop_clock import Clock
 
 OPEN_FILES = Path("/proc/self/fd")
 WITHIN_S = 10.0
-
-
-class Clock:
-    now_s = 10.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ async def names(stack: Stack) -> list[str]:
         return [model.name for model in await client.models()][1:]
 
 
-async def test_an_adapter_comes_is_replaced_and_goes_at_both_routers(
+async def test_adapter_is_loaded_replaced_and_unloaded_at_both_routers(
     routers: tuple[Stack, Stack], tiny_llama: Path, folders: dict[str, Path]
 ) -> None:
     first, second = routers
@@ -100,7 +100,7 @@ async def test_an_adapter_comes_is_replaced_and_goes_at_both_routers(
     assert baton(first, "unload", "sql").returncode == 1
 
 
-async def test_a_stream_ends_with_the_adapter_that_is_unloaded_meanwhile(
+async def test_stream_ends_on_the_adapter_unloaded_meanwhile(
     routers: tuple[Stack, Stack], tiny_llama: Path, folders: dict[str, Path]
 ) -> None:
     first, second = routers
@@ -118,7 +118,7 @@ async def test_a_stream_ends_with_the_adapter_that_is_unloaded_meanwhile(
     first.wait_for(lambda: not json.loads(baton(first, "list", "--json").stdout), WITHIN_S, "the adapter is freed")
 
 
-async def test_a_worker_that_was_killed_has_the_adapter_before_it_gets_requests_for_it(
+async def test_restarted_worker_has_the_adapter_before_its_requests(
     routers: tuple[Stack, Stack], tiny_llama: Path, folders: dict[str, Path]
 ) -> None:
     first, _ = routers

@@ -70,7 +70,7 @@ def test_unknown_model_is_not_found(stack: Stack) -> None:
         list(baton.generate([5], model="gpt-17"))
 
 
-def test_bytes_that_are_no_utf8_are_an_invalid_argument(stack: Stack) -> None:
+def test_invalid_utf8_is_an_invalid_argument(stack: Stack) -> None:
     """Protobuf libraries never send invalid UTF-8, so the message is written by hand: field 3 is the prompt text."""
     body = bytes([3 << 3 | 2, 2, 0x68, 0x80])
     with grpc.insecure_channel(stack.target) as channel:
@@ -82,7 +82,7 @@ def test_bytes_that_are_no_utf8_are_an_invalid_argument(stack: Stack) -> None:
     assert still_serves(stack)
 
 
-def test_the_client_library_says_which_field_was_wrong(stack: Stack) -> None:
+def test_client_library_says_which_field_was_wrong(stack: Stack) -> None:
     with BatonClient(stack.target) as baton, pytest.raises(InvalidRequest) as refused:
         list(baton.generate([5], temperature=float("nan")))
     assert refused.value.field == "sampling.temperature"

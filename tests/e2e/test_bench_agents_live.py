@@ -100,7 +100,7 @@ async def test_session_over_a_killed_decode_worker_keeps_calls_and_cache(tmp_pat
     assert measured.cached_share >= TARGET_SHARE
 
 
-async def test_session_of_an_agent_that_never_repeats_survives_its_router_killed_during_a_command(
+async def test_agent_session_survives_a_router_killed_during_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     imitate(tmp_path, fault=NEVER_REPEATS)

@@ -5,7 +5,7 @@ from baton.lab.commands.bench_options import ServeBenchOptions
 from tests.e2e.stack import Stack
 
 
-async def test_a_router_answers_an_open_loop(stack: Stack) -> None:
+async def test_router_answers_an_open_loop(stack: Stack) -> None:
     options = ServeBenchOptions(
         target=[f"grpc://{stack.target}"], timeout=20.0, input_len=40, output_len=6, range_ratio=0.5, rate=40.0,
         requests=8,

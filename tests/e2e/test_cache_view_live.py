@@ -63,7 +63,7 @@ async def test_predictions_hold_under_evictions(small: Stack) -> None:
 
 
 @pytest.mark.parametrize("name", ["decode-0", "prefill-1"])
-async def test_a_killed_worker_is_known_exactly_when_it_is_back(small: Stack, name: str) -> None:
+async def test_killed_worker_is_known_exactly_when_it_is_back(small: Stack, name: str) -> None:
     before = views(small)[name].epoch
     small.processes[name].kill()
     small.processes[name].start()
@@ -77,7 +77,7 @@ async def test_a_killed_worker_is_known_exactly_when_it_is_back(small: Stack, na
     assert blocks(small)[name] <= 2, "its cache has only what the canary left there since"
 
 
-async def test_a_router_that_was_killed_learns_all_that_is_cached(small: Stack) -> None:
+async def test_restarted_router_learns_all_cached_blocks(small: Stack) -> None:
     await converse(small.target, ConversationLoad(8, 8, turns=(1, 2)), seed=4, on_ended=lambda ended: None)
     await asyncio.to_thread(small.wait_idle)  # a worker that still holds pages may yet publish them
     await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view")
@@ -92,7 +92,7 @@ async def test_a_router_that_was_killed_learns_all_that_is_cached(small: Stack) 
     assert sum(blocks(small).values()) >= sum(before.values())
 
 
-async def test_the_loss_and_return_of_redis_change_nothing(small: Stack) -> None:
+async def test_loss_and_return_of_redis_change_nothing(small: Stack) -> None:
     assert small.redis is not None
     port = int(small.redis.url.rpartition(":")[2].partition("/")[0])
     small.redis.process.kill()

@@ -55,7 +55,7 @@ async def test_cancelled_at_any_phase_all_pages_are_free_again(stack: Stack) -> 
     await asyncio.to_thread(stack.wait_without_requests)
 
 
-async def test_a_deadline_ends_a_request_and_frees_its_pages(stack: Stack) -> None:
+async def test_deadline_ends_a_request_and_frees_its_pages(stack: Stack) -> None:
     async with AsyncBatonClient(stack.target, timeout_s=0.5, retry=RetryPolicy(attempts=1)) as baton:
         with pytest.raises(DeadlineExceeded):
             await baton.complete([5, 6, 7], max_tokens=1900, n=4, temperature=1.0, ignore_eos=True)

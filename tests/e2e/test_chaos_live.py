@@ -22,7 +22,7 @@ PLAN = (
 )
 
 
-async def test_streams_survive_whatever_is_killed_stopped_and_restarted(tmp_path: Path) -> None:
+async def test_streams_survive_kills_stops_and_restarts(tmp_path: Path) -> None:
     said: list[str] = []
     options = ChaosOptions(
         MINUTES, 3, 4, PLAN, max_tokens=120, per_kind=1, wanted=len(PLAN), speculate="ngram", tier=True,

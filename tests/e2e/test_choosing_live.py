@@ -57,7 +57,7 @@ def test_logprobs_of_a_prompt_of_several_chunks(baton: BatonClient, model: Any) 
     assert plain.choices[0].token_ids == answer.choices[0].token_ids
 
 
-def test_an_echo_with_logprobs(baton: BatonClient, model: Any, tiny_llama: Path) -> None:
+def test_echo_with_logprobs(baton: BatonClient, model: Any, tiny_llama: Path) -> None:
     text = "Badega nomi badega"
     prompt = AutoTokenizer.from_pretrained(tiny_llama)(text)["input_ids"]
     answer = baton.complete(text, max_tokens=3, temperature=0.0, n=2, echo=True, logprobs=2)
@@ -66,7 +66,7 @@ def test_an_echo_with_logprobs(baton: BatonClient, model: Any, tiny_llama: Path)
     assert all(choice.text.startswith(text) for choice in answer.choices)
 
 
-def test_the_best_of_six(baton: BatonClient) -> None:
+def test_best_of_six(baton: BatonClient) -> None:
     options: dict[str, Any] = {"temperature": 1.5, "seed": 9, "max_tokens": 12, "ignore_eos": True}
     everything = baton.complete(PROMPT, n=6, logprobs=0, **options)
     best = baton.complete(PROMPT, n=2, best_of=6, **options)
@@ -84,7 +84,7 @@ def test_the_best_of_six(baton: BatonClient) -> None:
         ({"beam_width": 2, "n": 2, "early_stopping": "never", "logprobs": 0}, {"num_beams": 2}),
     ],
 )
-def test_a_beam_search(baton: BatonClient, model: Any, options: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_beam_search(baton: BatonClient, model: Any, options: dict[str, Any], expected: dict[str, Any]) -> None:
     answer = baton.complete(PROMPT, max_tokens=12, ignore_eos=True, stop_token_ids=STOPS, **options)
     tokens = torch.tensor([PROMPT])
     wanted = model.generate(
@@ -106,7 +106,7 @@ def test_a_beam_search(baton: BatonClient, model: Any, options: dict[str, Any], 
         assert (choice.logprobs is not None) == ("logprobs" in options)
 
 
-def test_a_beam_search_of_one_token(baton: BatonClient, model: Any) -> None:
+def test_beam_search_of_one_token(baton: BatonClient, model: Any) -> None:
     answer = baton.complete(PROMPT, max_tokens=1, ignore_eos=True, beam_width=3, n=3)
     with torch.inference_mode():
         likeliest = model(torch.tensor([PROMPT])).logits[0, -1].topk(3).indices.tolist()

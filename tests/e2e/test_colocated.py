@@ -55,7 +55,7 @@ async def test_baton_up_colocated_answers_as_transformers_does(tmp_path: Path) -
     assert "Traceback" not in running.log.read_text()
 
 
-async def test_a_family_is_answered_the_same_with_and_without_a_prefill_worker(tmp_path: Path) -> None:
+async def test_family_is_answered_the_same_with_and_without_a_prefill_worker(tmp_path: Path) -> None:
     model = make_asked(tmp_path / FAMILY, FAMILY)
     stack = make_stack(tmp_path / "stack", model, router_flags=["--local-prefill-tokens", "0"])
     try:

@@ -77,7 +77,7 @@ async def test_answers_about_a_table_are_right_and_equal_transformers(demo: Stac
     demo.wait_idle()
 
 
-async def test_the_second_question_about_a_table_takes_its_blocks_from_the_cache(
+async def test_second_question_about_a_table_takes_its_blocks_from_the_cache(
     demo: Stack, persons: list[Person]
 ) -> None:
     person = persons[4]

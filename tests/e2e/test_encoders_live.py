@@ -45,7 +45,7 @@ def test_openais_own_client_reads_vectors_of_an_encoder(stack: Stack) -> None:
     assert problems("openai_client", f"{stack.url}/v1", ["embeddings"]) == []
 
 
-def test_a_reranker_scores_pairs(tmp_path: Path) -> None:
+def test_reranker_scores_pairs(tmp_path: Path) -> None:
     folder, texts = make_encoder(tmp_path / "tiny-reranker", "bert", seed=22, labels=1), ["One text", "another " * 3]
     with contextmanager(run)(make_stack(tmp_path / "stack", folder, prefill=1, decode=0)) as stack:
         made = post(stack, "/v1/score", text_1="A query?", text_2=texts)["data"]

@@ -106,7 +106,7 @@ def knows(stack: Stack, other_routers: int) -> bool:
     return stack.status().other_routers == other_routers
 
 
-async def test_routers_know_of_each_other_what_they_have_on_the_workers(fleet: Fleet) -> None:
+async def test_routers_know_each_others_charges_on_the_workers(fleet: Fleet) -> None:
     for stack in fleet.stacks:
         await wait(stack, partial(knows, stack, 1), SHARED_S, "other router")
     async with AsyncBatonClient(fleet.first.target) as first, AsyncBatonClient(fleet.second.target) as second:
@@ -135,7 +135,7 @@ def knows_prompt(stack: Stack) -> bool:
     return any(view is not None and view.blocks >= 200 // 32 for view in views)
 
 
-async def test_explain_tells_what_was_weighed_and_what_happened(fleet: Fleet) -> None:
+async def test_explain_shows_the_terms_and_the_outcome(fleet: Fleet) -> None:
     prompt = [7] * 200
     async with AsyncBatonClient(fleet.first.target) as baton:
         await baton.complete(prompt, max_tokens=2, ignore_eos=True, request_id="cold")
@@ -186,7 +186,7 @@ def has_role(stack: Stack, worker_id: str, role: str) -> bool:
     return worker is not None and serves and worker.role == role
 
 
-async def test_whoever_dies_no_request_tries_a_dead_worker_twice(fleet: Fleet) -> None:
+async def test_no_request_tries_a_dead_worker_twice(fleet: Fleet) -> None:
     stack, load = fleet.first, Load(fleet)
     redis = stack.redis
     assert redis is not None

@@ -88,7 +88,7 @@ async def client(cluster: HostedStack) -> AsyncIterator[AsyncBatonClient]:
         yield client
 
 
-async def test_answers_are_those_of_one_process(cluster: HostedStack, client: AsyncBatonClient, alone: LLM) -> None:
+async def test_answers_equal_those_of_one_process(cluster: HostedStack, client: AsyncBatonClient, alone: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=64)
     expected = [list(each.outputs[0].token_ids) for each in alone.chat(QUESTIONS, params, use_tqdm=False)]
     answers = await asyncio.gather(*(client.complete_chat(each, max_tokens=64, temperature=0.0) for each in QUESTIONS))
@@ -96,7 +96,7 @@ async def test_answers_are_those_of_one_process(cluster: HostedStack, client: As
     cluster.wait_idle()
 
 
-def test_hosts_that_look_alike_are_known_by_their_addresses_alone(cluster: HostedStack) -> None:
+def test_hosts_with_equal_names_are_distinguished_by_address(cluster: HostedStack) -> None:
     """All hosts have the same boot id, host name and PIDs; still no worker may take another host for its own."""
     cluster.wait_for(lambda: bool(links_of(cluster)), BOUND_S, "report of a link")
     workers = {worker.worker_id: worker for worker in cluster.status().workers}
@@ -127,7 +127,7 @@ def test_only_tls_is_spoken_beyond_loopback(cluster: HostedStack) -> None:
 
 
 @pytest.mark.parametrize("port", [WORKER_PORT, REDIS_TLS_PORT])
-def test_a_client_without_certificate_is_refused_between_hosts(cluster: HostedStack, port: int) -> None:
+def test_client_without_certificate_is_refused_between_hosts(cluster: HostedStack, port: int) -> None:
     name = ROUTER if port == REDIS_TLS_PORT else DECODE
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -173,7 +173,7 @@ def answering(status: ClusterStatus) -> str:
     return name
 
 
-async def test_a_link_that_is_cut_for_a_while_costs_no_token(
+async def test_briefly_cut_link_costs_no_token(
     cluster: HostedStack, client: AsyncBatonClient, undisturbed: list[int]
 ) -> None:
     cut: list[str] = []
@@ -189,7 +189,7 @@ async def test_a_link_that_is_cut_for_a_while_costs_no_token(
     await asyncio.to_thread(cluster.wait_idle)
 
 
-async def test_a_host_that_is_lost_costs_a_pause_and_no_token(
+async def test_lost_host_costs_a_pause_and_no_token(
     cluster: HostedStack, client: AsyncBatonClient, undisturbed: list[int]
 ) -> None:
     lost: list[str] = []

@@ -57,7 +57,7 @@ def mismatches(stack: Stack) -> int:
     return sum(worker.load.checksum_mismatches for worker in workers if worker.load is not None)
 
 
-async def test_kv_that_changed_at_its_source_is_computed_anew(faulty: Stack) -> None:
+async def test_kv_changed_at_its_source_is_recomputed(faulty: Stack) -> None:
     expected = await stream(faulty, PROMPT, TOKENS)
     before = pools_of(faulty, PREFILL)
     assert mismatches(faulty) == 0
@@ -82,7 +82,7 @@ async def test_kv_that_changed_at_its_source_is_computed_anew(faulty: Stack) -> 
     await asyncio.to_thread(faulty.wait_for, lambda: mismatches(faulty) == 1, 15.0, "the mismatch counted")
 
 
-async def test_an_answer_whose_kv_is_not_finite_ends_alone_and_leaves_nothing(faulty: Stack) -> None:
+async def test_answer_with_nonfinite_kv_ends_alone_and_leaves_nothing(faulty: Stack) -> None:
     first, neighbour = [31, 32, 33], [41, 42, 43]
     expected, expected_neighbour = await stream(faulty, first, 24), await stream(faulty, neighbour, 400)
     before = pools_of(faulty, DECODE)

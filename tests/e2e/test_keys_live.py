@@ -86,7 +86,7 @@ async def ask(guarded: Guarded, name: str, prompt: list[int], salt: str = "") ->
     return completion.usage.cached_tokens, found, tuple(completion.choices[0].token_ids)
 
 
-async def test_another_keys_prompt_is_neither_told_as_cached_nor_less_work(guarded: Guarded) -> None:
+async def test_prompt_of_another_key_is_not_reported_as_cached_and_not_faster(guarded: Guarded) -> None:
     draw = random.Random(5)
     prompt = [draw.randrange(3, 500) for _ in range(PROMPT)]
     # Every prompt goes to the prefill worker, even if the decode worker has it cached (--local-prefill-tokens 0).
@@ -99,7 +99,7 @@ async def test_another_keys_prompt_is_neither_told_as_cached_nor_less_work(guard
     assert first[2] == again[2] == others[2] == others_again[2]
 
 
-async def test_keys_come_and_go_while_it_runs(guarded: Guarded) -> None:
+async def test_keys_are_added_and_removed_at_run_time(guarded: Guarded) -> None:
     guarded.add("carol")
     guarded.reload()
 
@@ -124,7 +124,7 @@ def secure(guarded: Guarded) -> httpx2.Client:
     return httpx2.Client(base_url=url, verify=trusted, timeout=WAIT_S, trust_env=False)
 
 
-def test_the_command_line_takes_key_and_authority_from_the_environment(guarded: Guarded) -> None:
+def test_command_line_takes_key_and_authority_from_the_environment(guarded: Guarded) -> None:
     command = [sys.executable, "-m", "baton.cli", "generate", "--token-ids", "5,6", "--target", guarded.stack.target]
     for key, code in ((guarded.keys["bob"], 0), ("baton-wrong", 1)):
         environment = {**os.environ, "BATON_API_KEY": key, "BATON_TLS_CA": str(guarded.authority)}
@@ -182,7 +182,7 @@ async def test_workers_talk_to_none_but_their_own(guarded: Guarded, ca: str, cer
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_health_of_a_worker_is_asked_with_its_own_certificate(guarded: Guarded) -> None:
+def test_health_of_a_worker_needs_its_certificate(guarded: Guarded) -> None:
     command = guarded.stack.processes["decode-0"].command
     target = f"127.0.0.1:{command[command.index('--port') + 1]}"
     flags = internal_flags(guarded.authority.parent)

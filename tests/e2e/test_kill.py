@@ -58,7 +58,7 @@ async def serves(stack: Stack) -> bool:
     return len(answer.choices[0].token_ids) == 4
 
 
-async def test_the_stream_of_the_only_decode_worker_goes_on_when_that_is_back(mortal: Stack) -> None:
+async def test_stream_of_the_only_decode_worker_resumes_after_its_restart(mortal: Stack) -> None:
     disturbed = await stream_over_a_kill(mortal, "decode-0", [5, 6, 7], tokens_first=10)
     async with AsyncBatonClient(mortal.target, timeout_s=30) as baton:
         again = await baton.complete([5, 6, 7], max_tokens=300, temperature=0.0, ignore_eos=True)

@@ -4,7 +4,7 @@ from tests.e2e.stack import Stack
 from tests.fixtures.sockets import listening
 
 
-def test_each_process_listens_on_its_own_loopback_ports_only(stack: Stack) -> None:
+def test_each_process_listens_only_on_its_loopback_ports(stack: Stack) -> None:
     for name, process in stack.processes.items():
         flags = dict(zip(process.command[3::2], process.command[4::2], strict=True))
         expected = {int(flags["--port"])} | ({stack.admin_port, stack.http_port} if name == "router" else set())

@@ -89,7 +89,7 @@ async def ask(baton: AsyncBatonClient, number: int, api_key: str) -> float | Non
     return None
 
 
-async def test_a_noisy_caller_is_refused_before_prefill_and_a_quiet_one_is_served_beside_it(small: Stack) -> None:
+async def test_noisy_caller_is_rejected_before_prefill_and_a_quiet_one_served(small: Stack) -> None:
     async with AsyncBatonClient(small.target, timeout_s=WAIT_S, retry=RetryPolicy(attempts=1)) as baton:
         assert await ask(baton, 1000, "") is None
         least = PROMPT_TOKENS + CANARY_TOKENS
@@ -133,7 +133,7 @@ async def is_refused_in_time(baton: AsyncBatonClient, deadline_s: float) -> bool
     raise AssertionError("it was answered by a worker that was held up")
 
 
-async def test_a_request_that_cannot_be_served_by_its_deadline_is_refused_before_that(small: Stack) -> None:
+async def test_request_that_cannot_be_served_by_its_deadline_is_refused_before_that(small: Stack) -> None:
     async with AsyncBatonClient(small.target, timeout_s=WAIT_S, retry=RetryPolicy(attempts=1)) as baton:
         with held_up(small.processes["decode-0"]):
             patient = [asyncio.create_task(ask(baton, 200 + number, "patient")) for number in range(SLOTS + WAITING)]

@@ -44,7 +44,7 @@ async def test_answer_is_the_same_over_killed_workers(smollm2: Stack) -> None:
     await asyncio.to_thread(smollm2.wait_idle)
 
 
-async def test_repeated_prompt_is_taken_from_the_cache(smollm2: Stack) -> None:
+async def test_repeated_prompt_is_a_cache_hit(smollm2: Stack) -> None:
     async with AsyncBatonClient(smollm2.target) as baton:
         first = await baton.complete(TEXT, max_tokens=8, temperature=0.0)
         again = await baton.complete(TEXT, max_tokens=8, temperature=0.0)

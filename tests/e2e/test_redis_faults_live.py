@@ -56,7 +56,7 @@ async def found_again(stack: Stack) -> None:
     assert metric(stack, "baton:registry_connected") == 1
 
 
-async def test_requests_do_not_notice_that_redis_is_killed_then_mute_then_back_and_empty(faulty: Stack) -> None:
+async def test_requests_survive_a_killed_muted_and_emptied_redis(faulty: Stack) -> None:
     usual = await serve_some(faulty)
 
     async def kill_and_bring_back() -> None:
@@ -80,7 +80,7 @@ async def test_requests_do_not_notice_that_redis_is_killed_then_mute_then_back_a
     assert not faulty.status().detail
 
 
-async def test_requests_do_not_notice_that_redis_is_flushed_or_stands_still(faulty: Stack) -> None:
+async def test_requests_survive_a_flushed_and_paused_redis(faulty: Stack) -> None:
     usual = await serve_some(faulty)
 
     async def flush_and_pause() -> None:

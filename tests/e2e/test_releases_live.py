@@ -98,7 +98,7 @@ async def test_processes_are_rolled_to_this_release_under_load_and_no_request_fa
     assert status.release == RELEASE
 
 
-async def test_a_worker_whose_kv_lies_otherwise_is_refused_by_name_and_the_others_serve_on(served: Served) -> None:
+async def test_worker_with_another_kv_layout_is_rejected_by_name_and_others_serve(served: Served) -> None:
     stack = served.stack
     command = list(stack.processes["prefill-1"].command)
     for flag, value in (("--worker-id", OTHER_LAYOUT), ("--port", str(free_ports(1)[0]))):
@@ -118,5 +118,5 @@ async def test_a_worker_whose_kv_lies_otherwise_is_refused_by_name_and_the_other
     assert prefills <= {"prefill-0", "prefill-1"}
 
 
-def test_the_last_release_is_an_older_one() -> None:
+def test_last_release_is_an_older_one() -> None:
     assert last_release().version != RELEASE and check_out(last_release(), has_native_kernels=False).is_dir()

@@ -78,7 +78,7 @@ async def streams_that_stand_still(
         yield streams
 
 
-async def test_streams_end_with_the_old_weights_and_new_requests_have_the_new_and_no_cache_of_the_old(
+async def test_streams_end_on_old_weights_and_new_requests_use_new_ones_without_old_cache(
     routers: tuple[Stack, Stack], folders: list[Path]
 ) -> None:
     first, second = routers
@@ -98,7 +98,7 @@ async def test_streams_end_with_the_old_weights_and_new_requests_have_the_new_an
     assert first.status().model_version in done.stdout
 
 
-async def test_workers_that_are_killed_in_mid_reload_and_after_serve_the_version_in_force(
+async def test_workers_killed_in_and_after_a_reload_serve_the_current_version(
     routers: tuple[Stack, Stack], folders: list[Path]
 ) -> None:
     first, second = routers
@@ -126,7 +126,7 @@ async def test_streams_that_outlast_the_grace_fail_by_name(routers: tuple[Stack,
     assert (await ask(first))[0] == expected(folders[1])
 
 
-async def test_a_checkpoint_of_another_shape_is_refused_by_name_and_nothing_changes(
+async def test_checkpoint_of_another_shape_is_refused_by_name_and_nothing_changes(
     routers: tuple[Stack, Stack], folders: list[Path], tmp_path: Path
 ) -> None:
     first, _ = routers

@@ -118,7 +118,7 @@ def plain(choice: Choice) -> tuple[object, ...]:
     return choice.token_ids, choice.text, choice.finish_reason, choice.matched_stop
 
 
-async def test_streams_survive_a_decode_worker_that_hangs_and_the_kill_of_the_other_one(
+async def test_streams_survive_a_hanging_decode_worker_and_a_killed_one(
     twofold: Stack, undisturbed: dict[str, Completion]
 ) -> None:
     hung, killed = twofold.processes["decode-0"], twofold.processes["decode-1"]
@@ -139,7 +139,7 @@ async def test_streams_survive_a_decode_worker_that_hangs_and_the_kill_of_the_ot
     await asyncio.to_thread(twofold.wait_idle)
 
 
-async def test_what_a_drain_leaves_over_goes_on_elsewhere(twofold: Stack, undisturbed: dict[str, Completion]) -> None:
+async def test_requests_left_by_a_drain_resume_elsewhere(twofold: Stack, undisturbed: dict[str, Completion]) -> None:
     """A decode worker is stopped while it has answers."""
 
     def handed_over() -> int:
@@ -173,7 +173,7 @@ async def decode_worker_at_work(stack: Stack) -> str:
                     return worker.worker_id
 
 
-async def test_a_deadly_request_is_given_up_and_what_stands_beside_it_is_served(
+async def test_deadly_request_is_rejected_and_its_neighbours_served(
     twofold: Stack, undisturbed: dict[str, Completion]
 ) -> None:
     """It kills both prefill workers and a decode worker that computes the prompt itself; then it is given up."""

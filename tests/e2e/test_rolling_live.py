@@ -40,7 +40,7 @@ async def roll(stack: Stack, names: Sequence[str]) -> None:
         await asyncio.to_thread(stack.wait_ready)
 
 
-async def test_a_rolling_restart_fails_no_request(faulty: Stack) -> None:
+async def test_rolling_restart_fails_no_request(faulty: Stack) -> None:
     targets, over = targets_of(faulty), asyncio.Event()
     async with AsyncBatonClient(targets, timeout_s=30) as baton:
         expected = [await answer(baton, client) for client in range(CLIENTS)]

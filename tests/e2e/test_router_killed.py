@@ -127,7 +127,7 @@ async def test_streams_of_a_router_that_restarts_go_on_there(
     await asyncio.to_thread(second.wait_idle)
 
 
-async def test_what_nobody_resumes_leaves_no_page_behind(faulty: Stack, second: Stack) -> None:
+async def test_unresumed_streams_leave_no_page(faulty: Stack, second: Stack) -> None:
     async with AsyncBatonClient(faulty.target, retry=RetryPolicy(attempts=1)) as baton:
         stream = baton.generate([5, 6, 7] * 20, n=4, temperature=1.0, max_tokens=LONG_TOKENS, ignore_eos=True)
         with answers_held(faulty, LONG_HELD_TOKENS):

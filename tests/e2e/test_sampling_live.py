@@ -58,7 +58,7 @@ def greedy(baton: BatonClient, **options: Any) -> Choice:
     return answer.choices[0]
 
 
-def test_a_repetition_penalty(baton: BatonClient, oracle: Oracle) -> None:
+def test_repetition_penalty(baton: BatonClient, oracle: Oracle) -> None:
     expected = oracle.generate(repetition_penalty=1.3)
     assert expected != oracle.plain
     assert list(greedy(baton, repetition_penalty=1.3).token_ids) == expected
@@ -100,7 +100,7 @@ def test_min_tokens(baton: BatonClient, oracle: Oracle) -> None:
     assert list(greedy(baton, stop_token_ids=[stop], min_tokens=12).token_ids) == expected
 
 
-def test_all_of_them_together(baton: BatonClient, oracle: Oracle) -> None:
+def test_all_sampling_parameters_work_together(baton: BatonClient, oracle: Oracle) -> None:
     expected = oracle.generate(
         repetition_penalty=1.2,
         sequence_bias=[[[oracle.plain[2]], -3.0]],
@@ -139,7 +139,7 @@ def test_logprobs_are_the_models_own(baton: BatonClient, oracle: Oracle, options
         )
 
 
-def test_seeded_choices_come_again(baton: BatonClient) -> None:
+def test_seeded_choices_are_reproduced(baton: BatonClient) -> None:
     options: dict[str, Any] = {
         "max_tokens": 16,
         "temperature": 1.0,

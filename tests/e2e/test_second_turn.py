@@ -51,7 +51,7 @@ def fetches(stack: Stack) -> list[dict[str, Any]]:
     return [span["attributes"] for span in stack.spans() if span["name"] == "prefill.fetch"]
 
 
-async def test_the_first_answers_blocks_are_fetched_and_change_no_token(fetching: Stack, tiny_llama: Path) -> None:
+async def test_first_answers_blocks_are_fetched_and_change_no_token(fetching: Stack, tiny_llama: Path) -> None:
     prompt, question = turns(seed=1)
     first = await ask(fetching, prompt)
     answer = list(first.choices[0].token_ids)
@@ -71,7 +71,7 @@ async def test_the_first_answers_blocks_are_fetched_and_change_no_token(fetching
     await asyncio.to_thread(fetching.wait_idle)
 
 
-async def test_a_decode_worker_that_died_between_the_turns_costs_only_computing(
+async def test_decode_worker_that_died_between_the_turns_costs_only_computing(
     fetching: Stack, tiny_llama: Path
 ) -> None:
     prompt, question = turns(seed=2)

@@ -54,7 +54,7 @@ def total_blocks(stack: Stack) -> int:
     return worker.load.pages.total
 
 
-async def test_a_sessions_blocks_stay_and_those_of_no_session_and_of_one_that_is_done_do_not(
+async def test_only_blocks_of_live_sessions_are_kept(
     small_pools: Stack,
 ) -> None:
     blocks = await asyncio.to_thread(total_blocks, small_pools)
@@ -74,7 +74,7 @@ async def answered_by(baton: AsyncBatonClient, pid: int) -> int:
     raise AssertionError("the other worker gets every prompt")
 
 
-async def test_what_a_session_left_moves_when_its_worker_drains_and_the_rest_does_not(two_workers: Stack) -> None:
+async def test_kept_session_blocks_move_when_their_worker_drains(two_workers: Stack) -> None:
     async with AsyncBatonClient(two_workers.target, timeout_s=30) as baton:
         first = await ask(baton, 1, session_id="agent", keep_for_s=600.0)
         pid = first.timings.decode_pid

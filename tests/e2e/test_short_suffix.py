@@ -14,7 +14,7 @@ BLOCK = 32
 PROMPT, QUESTION = 75, 10  # tokens; with the answer the first turn completes three blocks
 
 
-async def test_a_short_rest_is_computed_where_the_conversation_lies(stack: Stack, tiny_llama: Path) -> None:
+async def test_short_rest_is_computed_at_the_cache(stack: Stack, tiny_llama: Path) -> None:
     draw = random.Random(75)
     prompt, question = ([draw.randrange(3, 500) for _ in range(length)] for length in (PROMPT, QUESTION))
     model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)

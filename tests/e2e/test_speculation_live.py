@@ -96,12 +96,12 @@ async def stream(
     return tokens
 
 
-async def test_answers_are_those_of_transformers(drafting: Stack, oracle: Oracle) -> None:
+async def test_answers_equal_transformers(drafting: Stack, oracle: Oracle) -> None:
     await check_answers(drafting.target, oracle)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3])
-async def test_an_answer_goes_on_over_a_killed_worker(drafting: Stack, temperature: float) -> None:
+async def test_answer_resumes_after_a_killed_worker(drafting: Stack, temperature: float) -> None:
     prompt = [7, 8, 9] * 8
     whole = await stream(drafting, prompt, temperature)
     assert len(whole) == TOKENS
@@ -109,7 +109,7 @@ async def test_an_answer_goes_on_over_a_killed_worker(drafting: Stack, temperatu
     await asyncio.to_thread(drafting.wait_ready)
 
 
-async def test_what_was_drafted_and_drawn_is_counted(drafting: Stack) -> None:
+async def test_drafted_and_accepted_tokens_are_counted(drafting: Stack) -> None:
     before = counted(drafting)
     await stream(drafting, [11, 12] * 20, temperature=0.0)  # the tiny model soon repeats itself, so drafts are accepted
 
@@ -120,11 +120,11 @@ async def test_what_was_drafted_and_drawn_is_counted(drafting: Stack) -> None:
     await asyncio.to_thread(drafting.wait_for, grown, COUNTED_S, "drafted tokens in the metrics")
 
 
-async def test_answers_that_a_model_drafts_are_those_of_transformers(with_draft_model: Stack, pair: DraftPair) -> None:
+async def test_model_drafted_answers_equal_transformers(with_draft_model: Stack, pair: DraftPair) -> None:
     await check_answers(with_draft_model.target, ask_transformers(pair.model, TOGETHER))
 
 
-async def test_an_answer_that_a_model_drafts_goes_on_over_a_killed_worker(with_draft_model: Stack) -> None:
+async def test_model_drafted_answer_resumes_after_a_killed_worker(with_draft_model: Stack) -> None:
     """The draft model of the other worker must first compute the KV of the answer so far."""
     before = counted(with_draft_model)
     whole = await stream(with_draft_model, [7, 8, 9] * 8, temperature=0.8)
@@ -139,7 +139,7 @@ async def test_an_answer_that_a_model_drafts_goes_on_over_a_killed_worker(with_d
     await asyncio.to_thread(with_draft_model.wait_ready)
 
 
-async def test_a_request_says_what_was_drafted_for_it(drafting: Stack) -> None:
+async def test_request_reports_its_drafts(drafting: Stack) -> None:
     async with AsyncAdminClient(f"127.0.0.1:{drafting.admin_port}") as admin, asyncio.timeout(60):
         begun = {each.request_id for each in await admin.recent_requests()}
         await stream(drafting, [13, 14] * 20, temperature=0.0)

@@ -128,7 +128,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-async def test_a_long_prompt_beside_an_answer_is_blamed(stalling: Stack, baton: AsyncBatonClient) -> None:
+async def test_long_prompt_next_to_an_answer_is_blamed(stalling: Stack, baton: AsyncBatonClient) -> None:
     """The first prompts are computed in small chunks, until the worker has measured how long a prompt takes."""
     for attempt in range(12):
         answer = Answer(baton)
@@ -188,7 +188,7 @@ async def test_busy_processes_on_the_core_are_waiting_for_it(stalling: Stack, ba
     assert 2 * len(blamed) > len(stalls), stalls
 
 
-async def test_an_answer_that_gave_up_its_blocks_blames_the_other(stalling: Stack, baton: AsyncBatonClient) -> None:
+async def test_answer_that_gave_up_its_blocks_blames_the_other(stalling: Stack, baton: AsyncBatonClient) -> None:
     older = Answer(baton, tokens=2400)
     await older.begun.wait()
     newer = Answer(baton, tokens=1800)
@@ -197,14 +197,14 @@ async def test_an_answer_that_gave_up_its_blocks_blames_the_other(stalling: Stac
     assert culprit(stall, "preemption") == older.name
 
 
-async def test_a_slow_grammar_is_blamed_on_its_own_request(stalling: Stack, baton: AsyncBatonClient) -> None:
+async def test_slow_grammar_is_blamed_on_its_own_request(stalling: Stack, baton: AsyncBatonClient) -> None:
     answer = Answer(baton, tokens=BEGUN_TOKENS, regex="[a-z]{300}")
     await answer.whole()
     stall = assert_blamed(await stalls_of(stalling, answer.name), "late_mask")
     assert culprit(stall, "late_mask") == answer.name
 
 
-async def test_a_slow_link_is_the_network(stalling: Stack, tmp_path: Path) -> None:
+async def test_slow_link_is_the_network(stalling: Stack, tmp_path: Path) -> None:
     worker = stalling.processes["decode-0"].command
     relay = Relay(int(worker[worker.index("--port") + 1]))
     await relay.start()

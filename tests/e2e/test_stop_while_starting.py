@@ -54,7 +54,7 @@ STEPS_WITH_RANKS = list(STEPS)[list(STEPS).index(FIRST_STEP_WITH_RANKS) :]
     ("step", "number"),
     [*((step, signal.SIGTERM) for step in STEPS), *((step, signal.SIGKILL) for step in STEPS_WITH_RANKS)],
 )
-def test_worker_stopped_at_a_step_of_its_start_leaves_nothing(
+def test_worker_stopped_at_any_step_of_its_start_leaves_nothing(
     step: str, number: signal.Signals, tiny_llama: Path, tmp_path: Path
 ) -> None:
     redis = start_redis_server()

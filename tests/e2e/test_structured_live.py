@@ -26,7 +26,7 @@ def ask(baton: BatonClient, **options: Any) -> Any:
     return baton.complete(PROMPT, **{"max_tokens": 200, "temperature": 1.0, "seed": 5, **options}).choices
 
 
-async def test_random_schemas_are_met_however_they_are_asked_for(stack: Stack) -> None:
+async def test_random_schemas_are_met_in_every_request_form(stack: Stack) -> None:
     async with AsyncBatonClient(stack.target, timeout_s=60) as client:
         found = await verdicts(client, range(SCHEMAS))
     bad: list[Verdict] = [verdict for verdict in found if not verdict.valid]
@@ -35,7 +35,7 @@ async def test_random_schemas_are_met_however_they_are_asked_for(stack: Stack) -
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"n": 2}, {"repetition_penalty": 1.3, "min_tokens": 4}])
-def test_the_same_tokens_as_one_engine_makes(baton: BatonClient, tiny_llama: Path, options: dict[str, Any]) -> None:
+def test_same_tokens_as_one_engine_makes(baton: BatonClient, tiny_llama: Path, options: dict[str, Any]) -> None:
     """The first token is drawn by the prefill worker, the others by the decode worker."""
     schema = random_schema(23)
     engine = LLM(str(tiny_llama), kv_cache_memory_bytes=4 << 20, max_model_len=512, dtype="float32", quiet=True)
@@ -60,13 +60,13 @@ def test_every_form(baton: BatonClient, options: dict[str, Any], pattern: str) -
         assert regex.fullmatch(pattern, choice.text), choice.text
 
 
-def test_an_answer_of_one_token_ends_in_prefill(baton: BatonClient) -> None:
+def test_answer_of_one_token_ends_in_prefill(baton: BatonClient) -> None:
     [choice] = ask(baton, regex="b?", temperature=0.0)
     assert choice.finish_reason is FinishReason.STOP
     assert choice.text in ("", "b")
 
 
-def test_what_max_tokens_cuts_off_says_so(baton: BatonClient) -> None:
+def test_form_cut_by_max_tokens_says_so(baton: BatonClient) -> None:
     [choice] = ask(baton, json_schema={"type": "array", "items": {"const": "ba"}, "minItems": 99}, max_tokens=30)
     assert choice.finish_reason is FinishReason.LENGTH
     assert choice.text.startswith('["ba","ba",')
@@ -79,7 +79,7 @@ def test_log_probabilities_are_the_models_before_the_form(baton: BatonClient) ->
     assert set(tops) - set(choice.token_ids), "the likeliest tokens are no digits"
 
 
-def test_a_hostile_form_is_refused_in_bounds_and_the_next_is_served(baton: BatonClient) -> None:
+def test_hostile_form_is_refused_in_bounds_and_the_next_is_served(baton: BatonClient) -> None:
     with pytest.raises(InvalidRequest) as caught:
         ask(baton, regex="(((a{1000}){1000}){1000}){1000}")
     assert caught.value.field == "sampling.regex"

@@ -76,7 +76,7 @@ def fetched_tokens(stack: Stack) -> int:
     return sum(span["attributes"]["baton.fetch.tokens"] for span in stack.spans() if span["name"] == "prefill.fetch")
 
 
-async def test_an_answer_of_two_ranks_is_held_to_its_form(stack: Stack) -> None:
+async def test_answer_of_two_ranks_is_held_to_its_form(stack: Stack) -> None:
     """The first token is drawn by the single rank of the prefill worker."""
     schema = random_schema(23)
     async with AsyncBatonClient(stack.target, timeout_s=30) as client:
@@ -86,9 +86,7 @@ async def test_an_answer_of_two_ranks_is_held_to_its_form(stack: Stack) -> None:
     await asyncio.to_thread(stack.wait_idle)
 
 
-async def test_an_answer_of_two_ranks_goes_on_with_the_successor_of_a_killed_worker(
-    stack: Stack, tmp_path: Path
-) -> None:
+async def test_answer_of_two_ranks_resumes_after_a_killed_worker(stack: Stack, tmp_path: Path) -> None:
     """The answer so far is recomputed on the prefill worker's single rank, and copied to the two ranks."""
     router = make_router(tmp_path, stack, ("prefill-0", "decode-0"), ("--local-prefill-tokens", "0"))
     worker, asked = stack.processes["decode-0"], {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
@@ -114,7 +112,7 @@ async def test_an_answer_of_two_ranks_goes_on_with_the_successor_of_a_killed_wor
     await asyncio.to_thread(stack.wait_ready)
 
 
-async def test_a_killed_rank_ends_its_worker_and_so_the_attempts_there(stack: Stack) -> None:
+async def test_killed_rank_ends_its_worker_and_so_the_attempts_there(stack: Stack) -> None:
     worker = stack.processes["decode-0"]
     [follower] = followers_of(worker.pid)
     os.kill(follower, signal.SIGTERM)  # as when a container stops; only the leader may react

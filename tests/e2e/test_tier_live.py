@@ -94,7 +94,7 @@ async def the_same_after_kill(stack: Stack, directory: Path) -> Completion:
     return again
 
 
-async def test_after_kill_9_of_all_workers_a_prompt_is_loaded_and_has_the_same_answer(
+async def test_prompt_is_loaded_after_kill_9_of_all_workers_with_an_equal_answer(
     disaggregated: Stack, directory: Path
 ) -> None:
     """It may go to any prefill worker, since they read each other's files."""
@@ -107,7 +107,7 @@ async def test_after_kill_9_of_all_workers_a_prompt_is_loaded_and_has_the_same_a
     assert {worker.worker_id for worker in status.workers} == {"prefill-0", "prefill-1", "decode-0"}
 
 
-async def test_a_worker_that_computes_its_prompts_itself_loads_them_too(colocated: Stack, directory: Path) -> None:
+async def test_colocated_worker_loads_prompts_from_files(colocated: Stack, directory: Path) -> None:
     again = await the_same_after_kill(colocated, directory)
     assert again.usage.cached_tokens == PROMPT // BLOCK * BLOCK
 

@@ -82,7 +82,7 @@ def fetches(stack: Stack) -> list[dict[str, Any]]:
     return [span["attributes"] for span in stack.spans() if span["name"] == "prefill.fetch"]
 
 
-async def test_what_only_the_decode_workers_directory_has_is_fetched_through_it(
+async def test_blocks_only_in_the_decode_workers_directory_are_fetched_through_it(
     two_directories: Stack, tmp_path: Path
 ) -> None:
     stack, token_ids = two_directories, prompt(seed=1)
@@ -114,7 +114,7 @@ async def test_what_only_the_decode_workers_directory_has_is_fetched_through_it(
     assert "from its files" in attempt.reason
 
 
-async def test_a_prompt_goes_to_the_worker_that_can_load_it_and_its_explanation_says_so(
+async def test_prompt_is_placed_where_it_can_be_loaded_and_explained_so(
     one_directory: Stack,
 ) -> None:
     stack, token_ids = one_directory, prompt(seed=2)
@@ -133,7 +133,7 @@ async def test_a_prompt_goes_to_the_worker_that_can_load_it_and_its_explanation_
     assert attempt.predicted["loaded_tokens"] == attempt.actual["loaded_tokens"] == BLOCKS * BLOCK
 
 
-async def test_files_of_a_dead_worker_stay_known_through_another_of_its_directory(one_directory: Stack) -> None:
+async def test_files_of_a_dead_worker_stay_known_through_its_directory(one_directory: Stack) -> None:
     stack = one_directory
     await ask(stack, prompt(seed=3))
     await until_known(stack, "decode-0", BLOCKS)

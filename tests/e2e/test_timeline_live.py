@@ -149,7 +149,7 @@ async def test_lanes_are_named_their_slices_do_not_cross_and_counters_stay_withi
     assert len(blocks) == 1
 
 
-def test_what_cannot_be_drawn_is_an_error_that_says_why(stack: Stack, tmp_path: Path) -> None:
+def test_undrawable_timeline_is_an_error_with_its_reason(stack: Stack, tmp_path: Path) -> None:
     for arguments, message in (
         (["no-such-request"], "knows no-such-request"),
         (["--last", "ever"], "is not a time of up to an hour"),

@@ -116,7 +116,7 @@ def test_bad_input_is_an_error_event_and_a_non_zero_exit(up: Up) -> None:
     assert (event["event"], event["code"], event["field"]) == ("error", "INVALID_ARGUMENT", "sampling.temperature")
 
 
-def test_a_killed_worker_is_restarted_and_serves_again(up: Up) -> None:
+def test_killed_worker_is_restarted_and_serves_again(up: Up) -> None:
     status = json.loads(up.baton("status", "--json", "--admin", f"127.0.0.1:{up.admin_port}").stdout)
     before = {worker["worker_id"]: worker["pid"] for worker in status["workers"] if worker["connected"]}
     assert before == up.worker_pids() and before.keys() == {"prefill-0", "decode-0"}
@@ -139,7 +139,7 @@ def test_why_recent_lists_the_last_request(up: Up) -> None:
     assert "The first token came after" in done.stdout and "first token to second" in done.stdout
 
 
-def test_a_bundle_has_the_run_and_nothing_that_was_asked_or_answered(up: Up, tmp_path: Path) -> None:
+def test_bundle_has_the_run_and_nothing_that_was_asked_or_answered(up: Up, tmp_path: Path) -> None:
     answer = "".join(str(event.get("text", "")) for event in up.ask("chat", "What is xylophonic scheduling?"))
     out = tmp_path / "report.tar.gz"
     done = up.baton("bundle", "--out", str(out), "--admin", f"127.0.0.1:{up.admin_port}")
@@ -173,7 +173,7 @@ def test_sigint_drains_and_leaves_nothing(up: Up) -> None:
     assert "Traceback" not in up.log.read_text()
 
 
-def test_a_signal_ends_it_with_all_its_processes_while_they_start(tmp_path: Path) -> None:
+def test_signal_during_the_start_ends_all_processes(tmp_path: Path) -> None:
     """A signal after the start is tested above (SIGINT) and in test_colocated.py (SIGTERM)."""
     up = Up(tmp_path / "up.log", within=IN_BACKGROUND)
     children: list[int] = []

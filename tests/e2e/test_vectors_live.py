@@ -115,7 +115,7 @@ def test_vectors_equal_transformers_and_no_decode_worker_takes_a_step(stack: Sta
     assert reported_steps(stack, seed=2) == before + 1
 
 
-def test_the_same_over_grpc(stack: Stack, model: Path) -> None:
+def test_same_over_grpc(stack: Stack, model: Path) -> None:
     inputs = [baton_pb2.EmbedInput(token_ids=baton_pb2.TokenIds(ids=prompt)) for prompt in PROMPTS]
     with grpc.insecure_channel(stack.target) as channel:
         stub: Any = baton_pb2_grpc.BatonServiceStub(channel)
@@ -138,11 +138,11 @@ def test_scores_and_ranks_are_cosines(stack: Stack) -> None:
     assert [(each["index"], each["document"]["text"]) for each in ranked] == [(place, texts[place]) for place in best]
 
 
-def test_openais_own_client_reads_them(stack: Stack) -> None:
+def test_openai_client_reads_vectors(stack: Stack) -> None:
     assert problems("openai_client", f"{stack.url}/v1", ["embeddings"]) == []
 
 
-def test_a_killed_prefill_worker_changes_no_vector(stack: Stack, model: Path) -> None:
+def test_killed_prefill_worker_changes_no_vector(stack: Stack, model: Path) -> None:
     """It is stopped first, so that it still has its requests when it is killed."""
     prompts = [random_prompt(300, seed=seed) for seed in range(60)]
     victim = stack.processes["prefill-0"]
@@ -156,7 +156,7 @@ def test_a_killed_prefill_worker_changes_no_vector(stack: Stack, model: Path) ->
     assert furthest(vectors_of(made), expected_vectors(model, prompts, "lasttoken", normalises=True)) < CLOSE
 
 
-def test_a_reranker_in_a_colocated_service_gives_the_probability_of_yes(tmp_path: Path) -> None:
+def test_reranker_in_a_colocated_service_gives_the_probability_of_yes(tmp_path: Path) -> None:
     """The checkpoint is like Qwen3-Reranker, whose output weights are its embedding."""
     folder = make_checkpoint(tmp_path / "tiny-reranker", "qwen3", seed=23, tie_word_embeddings=True)
     (write_logit_score(folder, YES, NO) / "chat_template.jinja").write_text(JUDGE)

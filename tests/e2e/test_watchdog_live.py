@@ -11,7 +11,7 @@ PROMPT = list(HANGS_ON)
 TOKENS = 12
 
 
-async def test_a_worker_whose_engine_hangs_is_ended_and_its_request_answered(faulty: Stack) -> None:
+async def test_worker_with_a_hanging_engine_exits_and_its_request_is_answered(faulty: Stack) -> None:
     streaming = asyncio.create_task(stream(faulty, PROMPT, TOKENS))
     hung = faulty.folder / HANG_FILE
     named = lambda: hung.exists() and bool(hung.read_text())  # noqa: E731

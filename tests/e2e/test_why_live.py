@@ -75,7 +75,7 @@ def fates(found: RequestWhy) -> dict[str, int]:
     }
 
 
-async def test_a_new_prompt_was_never_there_and_the_time_to_its_first_token_adds_up(
+async def test_new_prompt_was_never_there_and_the_time_to_its_first_token_adds_up(
     small: Stack, baton: AsyncBatonClient
 ) -> None:
     found = await ask(small, baton, new_prompt(1), tokens=20)
@@ -89,7 +89,7 @@ async def test_a_new_prompt_was_never_there_and_the_time_to_its_first_token_adds
     assert max(map(len, text)) <= WIDTH and any(line.startswith("The first token came after") for line in text)
 
 
-async def test_what_another_worker_has_is_fetched_from_it_or_named(small: Stack, baton: AsyncBatonClient) -> None:
+async def test_blocks_of_another_worker_are_fetched_or_named(small: Stack, baton: AsyncBatonClient) -> None:
     prompt = new_prompt(2)
     first, second = [await ask(small, baton, asked) for asked in (prompt, prompt + QUESTION)]
     assert first.cache is not None and second.cache is not None
@@ -100,7 +100,7 @@ async def test_what_another_worker_has_is_fetched_from_it_or_named(small: Stack,
     assert others and second.cache.worker_id not in others and all(others)
 
 
-async def test_the_same_tokens_under_another_salt_are_found(small: Stack, baton: AsyncBatonClient) -> None:
+async def test_same_tokens_under_another_salt_are_found(small: Stack, baton: AsyncBatonClient) -> None:
     prompt = new_prompt(3)
     salts = ("", "mine", "yours")
     plain, salted, again = [await ask(small, baton, prompt, cache_salt=salt) for salt in salts]
@@ -108,13 +108,13 @@ async def test_the_same_tokens_under_another_salt_are_found(small: Stack, baton:
     assert fates(salted) == fates(again) == {"other_salt": PROMPT_BLOCKS}
 
 
-async def test_a_prompt_whose_log_probabilities_are_wanted_uses_no_cache(small: Stack, baton: AsyncBatonClient) -> None:
+async def test_prompt_with_requested_logprobs_uses_no_cache(small: Stack, baton: AsyncBatonClient) -> None:
     prompt = new_prompt(6)
     await ask(small, baton, prompt)
     assert fates(await ask(small, baton, prompt, prompt_logprobs=1)) == {"unused": PROMPT_BLOCKS}
 
 
-async def test_an_evicted_block_is_said_to_be_evicted_and_when(small: Stack, baton: AsyncBatonClient) -> None:
+async def test_evicted_block_is_said_to_be_evicted_and_when(small: Stack, baton: AsyncBatonClient) -> None:
     prompt = new_prompt(4)
     for asked in (prompt, prompt + QUESTION):  # on both prefill workers
         await ask(small, baton, asked)
@@ -127,9 +127,7 @@ async def test_an_evicted_block_is_said_to_be_evicted_and_when(small: Stack, bat
     assert all(0.0 <= each.least_age_s <= each.most_age_s <= found.cache.known_s for each in found.cache.runs)
 
 
-async def test_a_prompt_that_decode_computes_measures_the_error_of_its_prediction(
-    small: Stack, baton: AsyncBatonClient
-) -> None:
+async def test_prompt_computed_by_decode_measures_its_prediction_error(small: Stack, baton: AsyncBatonClient) -> None:
     prompt = new_prompt(5)
     over_prefill = (await ask(small, baton, prompt)).colocated
     assert over_prefill is not None and not over_prefill.is_local and over_prefill.worker_id == "decode-0"

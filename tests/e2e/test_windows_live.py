@@ -63,9 +63,7 @@ async def ask(stack: Stack, prompt: list[int]) -> Completion:
         return await baton.complete(prompt, max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
 
 
-async def test_a_second_turn_finds_the_first_one_and_is_what_transformers_answers(
-    windowed: Stack, expected: torch.nn.Module
-) -> None:
+async def test_second_turn_hits_the_first_and_equals_transformers(windowed: Stack, expected: torch.nn.Module) -> None:
     prompt, question = tokens(1, PROMPT), tokens(2, QUESTION)
     first = list((await ask(windowed, prompt)).choices[0].token_ids)
     assert first == greedy(expected, prompt, first, ANSWER)
@@ -76,7 +74,7 @@ async def test_a_second_turn_finds_the_first_one_and_is_what_transformers_answer
     await asyncio.to_thread(windowed.wait_idle)
 
 
-async def test_a_killed_decode_worker_costs_no_token_of_a_stream_longer_than_its_windows(
+async def test_killed_decode_worker_costs_no_token_beyond_its_windows(
     windowed: Stack, expected: torch.nn.Module
 ) -> None:
     prompt, streamed, killed = tokens(3, PROMPT), list[int](), False
@@ -94,7 +92,7 @@ async def test_a_killed_decode_worker_costs_no_token_of_a_stream_longer_than_its
     await asyncio.to_thread(windowed.wait_ready)
 
 
-async def test_after_kill_9_of_all_workers_a_prompt_and_its_windows_come_from_files(
+async def test_prompt_and_windows_are_loaded_after_kill_9_of_all_workers(
     windowed: Stack, directory: Path, expected: torch.nn.Module
 ) -> None:
     prompt = tokens(4, PROMPT)

@@ -93,7 +93,7 @@ def collect(outcomes: list[SchedulerOutcome], answers: dict[tuple[int, int], lis
 
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize(("blocks", "swap_slots"), [(200, 0), (23, 0), (22, 0), (22, 6), (22, 100)])
-def test_answers_do_not_depend_on_who_is_preempted(blocks: int, swap_slots: int, cached: bool) -> None:
+def test_answers_do_not_depend_on_preemption(blocks: int, swap_slots: int, cached: bool) -> None:
     requests = [beam_request(0, 4, 12, n=4), beam_request(1, 3, 15, n=2), beam_request(2, 4, 9)]
     scheduler = Scheduler(BlockPool(blocks), BLOCK, 16, 32, swap=SwapSpace(swap_slots))
     for request in requests:
@@ -139,7 +139,7 @@ def test_beams_go_on_from_the_candidates_that_landed() -> None:
     assert list(answers.values()) == answers_of(request)
 
 
-def test_a_search_of_one_token_ends_as_it_lands() -> None:
+def test_search_of_one_token_ends_at_landing() -> None:
     request = beam_request(0, 3, 1, n=2)
     scheduler = Scheduler(BlockPool(40), BLOCK, 16, 32)
     scheduler.reserve(request)
@@ -150,7 +150,7 @@ def test_a_search_of_one_token_ends_as_it_lands() -> None:
     assert scheduler.pool.counts.held == 0
 
 
-def test_an_abort_ends_all_beams() -> None:
+def test_abort_ends_all_beams() -> None:
     scheduler = Scheduler(BlockPool(40), BLOCK, 16, 32)
     scheduler.add(beam_request(0, 4, 10))
     machine = Machine()
@@ -164,7 +164,7 @@ def test_an_abort_ends_all_beams() -> None:
     assert scheduler.pool.counts.held == 0
 
 
-def test_a_beam_that_is_not_finite_fails_its_request() -> None:
+def test_nonfinite_beam_fails_its_request() -> None:
     scheduler = Scheduler(BlockPool(40), BLOCK, 16, 32)
     scheduler.add(beam_request(0, 4, 10))
     machine = Machine()

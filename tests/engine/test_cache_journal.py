@@ -12,7 +12,7 @@ def cached(pool: BlockPool, hashes: list[bytes]) -> None:
     table.release()
 
 
-def test_a_journal_begins_with_what_can_be_found_and_goes_on_with_what_changes() -> None:
+def test_journal_begins_with_present_hashes_and_continues_with_changes() -> None:
     pool = BlockPool(3)
     cached(pool, [A, B])
     journal = pool.keep_journal()
@@ -24,7 +24,7 @@ def test_a_journal_begins_with_what_can_be_found_and_goes_on_with_what_changes()
     assert journal.take() is None
 
 
-def test_a_hash_that_came_and_went_between_two_reads_is_told_of_as_gone() -> None:
+def test_hash_added_and_removed_between_reads_is_reported_removed() -> None:
     pool = BlockPool(1)
     journal = pool.keep_journal()
     cached(pool, [A])
@@ -33,7 +33,7 @@ def test_a_hash_that_came_and_went_between_two_reads_is_told_of_as_gone() -> Non
     assert changes is not None and (changes.stored, changes.evicted) == ((), (A,))
 
 
-def test_a_hash_that_is_stored_twice_is_told_of_once() -> None:
+def test_hash_stored_twice_is_reported_once() -> None:
     pool = BlockPool(4)
     journal = pool.keep_journal()
     cached(pool, [A])
@@ -43,7 +43,7 @@ def test_a_hash_that_is_stored_twice_is_told_of_once() -> None:
     assert journal.take() is None
 
 
-def test_a_parent_is_not_evicted_before_a_child_that_is_held() -> None:
+def test_parent_of_a_held_child_is_not_evicted() -> None:
     """Two sequences computed A; only one copy has the name, and the other sequence holds the child."""
     pool = BlockPool(4)
     first = BlockTable(pool, pool.allocate(1))
@@ -78,7 +78,7 @@ def test_where_only_such_parents_are_left_their_children_lose_their_names_too() 
     pool.check_conservation()
 
 
-def test_a_block_whose_parent_cannot_be_found_gets_no_name() -> None:
+def test_block_without_a_cached_parent_is_not_published() -> None:
     pool = BlockPool(2)
     [block] = pool.allocate(1)
     pool.publish(block, C, parent_hash=B)
@@ -86,7 +86,7 @@ def test_a_block_whose_parent_cannot_be_found_gets_no_name() -> None:
     assert pool.counts.free == 2
 
 
-def test_what_a_waiting_prompt_counts_on_is_evicted_last() -> None:
+def test_blocks_awaited_by_a_prompt_are_evicted_last() -> None:
     pool = BlockPool(2)
     cached(pool, [A])
     cached(pool, [b"x"])

@@ -91,7 +91,7 @@ def test_every_token_has_the_bytes_that_the_tokenizer_makes_of_it(words: Words) 
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_at_every_step_just_those_tokens_with_which_an_answer_can_go_on(words: Words, form: Form) -> None:
+def test_mask_allows_exactly_the_tokens_that_continue_an_answer(words: Words, form: Form) -> None:
     chance = random.Random(form.name)
     texts = [id for id in range(TOKENS) if id not in words.vocabulary.special]
     constraint = words.constraint(form.output, AtOnce())
@@ -120,18 +120,18 @@ def test_special_tokens_and_columns_without_a_token_never_come(words: Words) -> 
     assert len(every) > TOKENS // 2
 
 
-def test_a_grammar_that_asks_for_a_special_token_is_refused(level: Words) -> None:
+def test_grammar_that_asks_for_a_special_token_is_refused(level: Words) -> None:
     with pytest.raises(GrammarFailed, match="no token"):
         level.constraint(StructuredOutput(StructuredKind.GRAMMAR, 'start: <|im_start|> "x"'), AtOnce())
 
 
-def test_without_a_token_that_is_no_text_no_answer_could_end(level: Words) -> None:
+def test_answer_can_end_only_with_a_nontext_token(level: Words) -> None:
     grammar = Grammar(compile_form(ABC, level.vocabulary), level.vocabulary)
     with pytest.raises(FormRefused, match="end of sequence"):
         Constraint(grammar, [100], AtOnce())
 
 
-def test_the_tokens_may_come_in_any_portions(level: Words) -> None:
+def test_tokens_are_accepted_in_any_portions(level: Words) -> None:
     """One by one, or all at once, as after another worker has made the first or the sequence waited."""
     b = level.tokenizer.convert_tokens_to_ids("b")
     stepwise, at_once = (level.constraint(ABC, AtOnce()) for _ in range(2))
@@ -154,7 +154,7 @@ OBJECT = {"type": "object", "properties": {name: {"enum": [1, NAMES[0]]} for nam
     ],
     ids=["tokens of several parts", "texts that are bound to come"],
 )
-def test_a_matcher_that_joins_at_any_token_allows_what_one_does_that_followed_them_all(
+def test_matcher_joining_late_allows_what_an_early_one_does(
     words: Words, output: StructuredOutput, most_tokens: int
 ) -> None:
     """As when an answer goes on at another worker. The one that follows knows some tokens ahead."""
@@ -195,7 +195,7 @@ def tokens(result: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_only_what_the_form_allows_is_drawn_and_logprobs_are_the_models(level: Words, temperature: float) -> None:
+def test_only_allowed_tokens_are_sampled_and_logprobs_are_the_models(level: Words, temperature: float) -> None:
     params = params_of(level, ABC, AtOnce(), temperature=temperature, logprobs=2, seed=4)
     logits = logits_of(1)
     [result] = sample(logits, [row_of(params, choices=(0, 1, 2))])
@@ -220,7 +220,7 @@ def test_neighbours_do_not_change_by_a_bit(level: Words) -> None:
 @pytest.mark.parametrize(
     "rules", [{"min_tokens": 8}, {"bad_words": ((0,), (9,))}, {"logit_bias": {}}], ids=lambda rules: next(iter(rules))
 )
-def test_the_form_goes_before_rules_that_leave_nothing_of_it(level: Words, rules: dict[str, Any]) -> None:
+def test_form_goes_before_rules_that_leave_nothing_of_it(level: Words, rules: dict[str, Any]) -> None:
     """Complete after six letters, it ends there whatever else was asked."""
     b = level.tokenizer.convert_tokens_to_ids("b")
     if "logit_bias" in rules:
@@ -238,7 +238,7 @@ def test_min_tokens_puts_off_the_end_as_long_as_the_form_lets_it(level: Words) -
     assert tokens(sample(logits, [row_of(late, (b,) * 4)])[0]) != [level.end]
 
 
-def test_a_late_mask_holds_up_its_own_row_alone(level: Words) -> None:
+def test_late_mask_delays_its_row_alone(level: Words) -> None:
     b = level.tokenizer.convert_tokens_to_ids("b")
     threads = Held()
     formed = row_of(params_of(level, ABC, threads), (b,))
@@ -273,7 +273,7 @@ def test_how_long_a_step_waits_for_masks(has_neighbours: bool, monkeypatch: pyte
     assert waits == (shares if has_neighbours else [*shares, constraints.MASK_TIMEOUT_S])
 
 
-def test_a_step_with_nothing_else_to_draw_waits_for_a_mask(level: Words) -> None:
+def test_step_with_nothing_else_to_draw_waits_for_a_mask(level: Words) -> None:
     b = level.tokenizer.convert_tokens_to_ids("b")
     threads = MaskThreads(1)
     [result] = sample(logits_of(1), [row_of(params_of(level, ABC, threads), (b,))])
@@ -281,7 +281,7 @@ def test_a_step_with_nothing_else_to_draw_waits_for_a_mask(level: Words) -> None
     assert isinstance(result, tuple)
 
 
-def test_a_form_that_cannot_be_followed_fails_alone_and_says_why(level: Words) -> None:
+def test_form_that_cannot_be_followed_fails_alone_and_says_why(level: Words) -> None:
     b = level.tokenizer.convert_tokens_to_ids("b")
     formed = row_of(params_of(level, IMPASSE, AtOnce()), (b,))
     failed, drawn = sample(logits_of(2), [formed, row_of(SamplingParams(max_tokens=9))])

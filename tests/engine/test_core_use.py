@@ -17,7 +17,7 @@ def test_another_process_reads_whether_cores_compute(tmp_path: Path) -> None:
     assert seen == [0, 1, 0]
 
 
-def test_the_byte_of_another_process_cannot_be_written(tmp_path: Path) -> None:
+def test_byte_of_another_process_cannot_be_written(tmp_path: Path) -> None:
     spare = SpareCores.of(frozenset({0}), tmp_path / "decode-0")
     with pytest.raises(ValueError, match="read-only"):
         spare.in_use[0] = 1
@@ -26,7 +26,7 @@ def test_the_byte_of_another_process_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reader_first", [True, False])
-def test_either_side_may_come_first(tmp_path: Path, reader_first: bool) -> None:
+def test_either_side_may_start_first(tmp_path: Path, reader_first: bool) -> None:
     file = tmp_path / "decode-0"
     spare = SpareCores.of(frozenset({0}), file) if reader_first else None
     own = CoreUse(file)
@@ -35,7 +35,7 @@ def test_either_side_may_come_first(tmp_path: Path, reader_first: bool) -> None:
     assert int(spare.in_use[0]) == 1
 
 
-def test_a_worker_that_starts_anew_computes_nothing_yet(tmp_path: Path) -> None:
+def test_restarted_worker_computes_nothing_yet(tmp_path: Path) -> None:
     file = tmp_path / "decode-0"
     CoreUse(file).mark(True)  # and was killed
     spare = SpareCores.of(frozenset({0}), file)

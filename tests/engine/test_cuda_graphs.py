@@ -73,7 +73,7 @@ def expected(checkpoint: Path) -> dict[int, object]:
 
 @pytest.mark.parametrize("blocks", [BLOCKS, FEW], ids=["roomy", "preempting"])
 @pytest.mark.parametrize("overlapped", [False, True])
-def test_answers_are_those_of_the_model_itself(
+def test_answers_equal_the_unrecorded_model(
     checkpoint: Path, expected: dict[int, object], blocks: int, overlapped: bool
 ) -> None:
     found, replays = answers(checkpoint, blocks, GraphSizes(8, 8), overlapped)
@@ -82,7 +82,7 @@ def test_answers_are_those_of_the_model_itself(
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
-def test_steps_of_more_rows_or_blocks_than_recorded_are_computed_as_they_are(
+def test_steps_larger_than_recorded_are_computed_without_a_graph(
     checkpoint: Path, expected: dict[int, object], overlapped: bool
 ) -> None:
     assert answers(checkpoint, BLOCKS, GraphSizes(rows=3, columns=2), overlapped)[0] == expected[BLOCKS]
@@ -90,7 +90,7 @@ def test_steps_of_more_rows_or_blocks_than_recorded_are_computed_as_they_are(
 
 
 @pytest.mark.parametrize("follows", [0, 2, 5])
-def test_a_step_may_follow_any_row_of_one_that_was_too_large_to_be_recorded(checkpoint: Path, follows: int) -> None:
+def test_recorded_step_may_follow_any_row_of_an_unrecorded_one(checkpoint: Path, follows: int) -> None:
     """A batch that shrinks below the largest recorded one."""
     drawn = []
     for graphs in (None, GraphSizes(rows=2, columns=2)):
@@ -136,7 +136,7 @@ def test_where_only_layers_are_recorded_tokens_are_drawn_on_the_device_too(
     assert recorder.replays == 3
 
 
-def test_a_runner_says_whether_it_replays_steps(checkpoint: Path) -> None:
+def test_runner_says_whether_it_replays_steps(checkpoint: Path) -> None:
     runner = PagedModel(checkpoint, BLOCK, BLOCKS).runner
     assert not runner.replays_steps
     runner.record(GraphSizes(2, 4), HostRecorder())
@@ -161,7 +161,7 @@ def test_more_rows_than_any_size_are_not_recorded_twice(checkpoint: Path) -> Non
     assert (sizes[-1], len(sizes)) == (256, 35)
 
 
-def test_models_whose_experts_the_host_chooses_are_not_recorded(tmp_path: Path) -> None:
+def test_models_with_host_chosen_experts_are_not_recorded(tmp_path: Path) -> None:
     model = load_model(make_checkpoint(tmp_path, "mixtral"), torch.float32, CPU, progress=False)
     assert why_not_recorded(model) == "its experts are chosen on the host"
 
@@ -192,7 +192,7 @@ def test_all_graphs_are_recorded_on_one_stream_of_decode(monkeypatch: pytest.Mon
     assert streams[0].priority == DECODE_PRIORITY < 0
 
 
-def test_a_step_with_drafts_is_computed(checkpoint: Path) -> None:
+def test_step_with_drafts_is_computed(checkpoint: Path) -> None:
     """A graph's attention stores a row's keys where it reads them: no other row of its launch may need them."""
     paged = PagedModel(checkpoint, BLOCK, BLOCKS)
     steps = recorded(paged, GraphSizes(4, 4))

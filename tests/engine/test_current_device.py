@@ -81,7 +81,7 @@ def model(current: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ],
     ids=["run", "launch", "follow", "warm up", "record"],
 )
-def test_a_runner_computes_on_the_device_of_its_model(
+def test_runner_computes_on_its_models_device(
     compute: Callable[[Runner], object], model: tuple[Runner, SecondGpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, gpu = model
@@ -96,7 +96,7 @@ class OnSecondGpu(torch.Tensor):
     is_cuda, device = True, SECOND
 
 
-def test_a_kernel_is_not_started_on_another_gpu_than_its_tensors(current: list[int]) -> None:
+def test_kernel_is_not_started_on_another_gpu_than_its_tensors(current: list[int]) -> None:
     started: list[tuple[int, ...]] = []
 
     class Kernel:

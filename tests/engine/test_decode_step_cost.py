@@ -34,7 +34,7 @@ def test_newer_steps_count_for_more() -> None:
     assert bounds(own, 4)[0] == pytest.approx(1.1 - 0.1 * (1 - EWMA_WEIGHT) ** 8)
 
 
-def test_other_numbers_of_answers_lie_between_those_measured() -> None:
+def test_unmeasured_batch_sizes_are_interpolated() -> None:
     own = measured((4, 1.0), (8, 1.5))
     assert bounds(own, 6) == pytest.approx((1.125, 1.5))
     assert bounds(own, 2) == pytest.approx((0.5, 1.0))
@@ -48,7 +48,7 @@ def test_only_close_bounds_are_as_good_as_a_measurement() -> None:
     assert own.estimate(4) is not None
 
 
-def test_a_disturbance_counts_for_nothing() -> None:
+def test_disturbance_counts_for_nothing() -> None:
     own = measured((4, 1.0), (4, 1.0), (4, 30.0))
     assert own.in_doubt
     assert bounds(own, 4) == (1.0, 1.0)

@@ -113,7 +113,7 @@ def test_rows_with_adapters_wait_for_nothing_either(family: str, tmp_path: Path)
         adapters.remove(1)
 
 
-def test_a_classification_head_is_warmed_up_without_recorded_steps(tmp_path: Path) -> None:
+def test_classification_head_is_warmed_up_without_recorded_steps(tmp_path: Path) -> None:
     folder = make_encoder(tmp_path, "llama", labels=1)
     with shaped_gpu() as gpu:
         loaded = Loaded(gpu, folder, None, None)

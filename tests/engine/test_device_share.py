@@ -6,7 +6,7 @@ from baton.engine.runner.engine import MIN_STEPS, SlowDown
 from baton.engine.runner.sharing import MAX_REST, MIN_TOKENS, SILENCE_S, DeviceShare
 
 
-def test_without_anybody_beside_it_chunks_are_as_large_as_they_may_be() -> None:
+def test_chunks_have_full_size_without_decode_on_the_device() -> None:
     share = DeviceShare(4096, 1.5)
     assert (share.chunk_tokens(0.0), share.rest_s(1.0, 0.0)) == (4096, 0.0)
 
@@ -22,7 +22,7 @@ def test_chunks_shrink_and_then_prefill_rests_while_decode_is_slowed() -> None:
     assert rests[-1] == MAX_REST
 
 
-def test_a_share_that_is_held_close_to_the_target_stays() -> None:
+def test_share_near_the_target_is_kept() -> None:
     share = DeviceShare(4096, 1.5)
     share.observe_slow_down(2.0, 0.0)
     before = share.chunk_tokens(0.0)
@@ -39,7 +39,7 @@ def test_share_grows_back_when_decode_has_room() -> None:
     assert (share.chunk_tokens(4.0), share.rest_s(1.0, 4.0)) == (4096, 0.0)
 
 
-def test_silence_means_that_nobody_decodes_here_any_more() -> None:
+def test_silence_means_no_decode_on_the_device() -> None:
     share = DeviceShare(4096, 1.5)
     share.observe_slow_down(3.0, 0.0)
     assert share.chunk_tokens(SILENCE_S) == 2048
@@ -52,7 +52,7 @@ def test_chunks_that_are_small_anyway_do_not_grow_to_the_least() -> None:
     assert share.chunk_tokens(0.0) == 64
 
 
-def test_a_target_below_one_is_refused() -> None:
+def test_target_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="target"):
         DeviceShare(64, 0.9)
 
@@ -69,7 +69,7 @@ def test_steps_are_compared_with_the_best_of_their_size() -> None:
     assert steps.ratio == pytest.approx(1.9, abs=0.15), "the best has faded by a tenth"
 
 
-def test_a_few_steps_tell_nothing() -> None:
+def test_few_steps_tell_nothing() -> None:
     steps = SlowDown()
     for _ in range(MIN_STEPS - 1):
         steps.observe(4, 0.001)

@@ -52,7 +52,7 @@ def test_draft_model_with_another_vocabulary_is_rejected_with_both_models_named(
     assert str(plain.folder) in str(refused.value) and str(other) in str(refused.value)
 
 
-def test_a_tokenizer_that_is_written_otherwise_with_the_same_ids_is_taken(
+def test_tokenizer_with_equal_ids_in_another_format_is_accepted(
     drafted: ModelOptions, pair: DraftPair, tmp_path: Path
 ) -> None:
     same = tmp_path / "same"
@@ -61,7 +61,7 @@ def test_a_tokenizer_that_is_written_otherwise_with_the_same_ids_is_taken(
     prepare_model(draft_options(replace(drafted, draft=None), same, MIB))
 
 
-def test_a_draft_model_without_a_tokenizer_is_refused(plain: ModelOptions, pair: DraftPair, tmp_path: Path) -> None:
+def test_draft_model_without_a_tokenizer_is_refused(plain: ModelOptions, pair: DraftPair, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(pair.draft, bare)
     (bare / "tokenizer.json").unlink()
@@ -69,7 +69,7 @@ def test_a_draft_model_without_a_tokenizer_is_refused(plain: ModelOptions, pair:
         prepare_model(draft_options(plain, bare, MIB))
 
 
-def test_a_pool_of_no_blocks_is_refused_in_the_name_of_the_draft_model(plain: ModelOptions, pair: DraftPair) -> None:
+def test_pool_of_no_blocks_is_refused_in_the_name_of_the_draft_model(plain: ModelOptions, pair: DraftPair) -> None:
     with pytest.raises(ModelError, match=r"the draft model .*kv-memory: 1 bytes"):
         prepare_model(draft_options(plain, pair.draft, 1))
 
@@ -79,19 +79,17 @@ def test_several_ranks_are_refused(drafted: ModelOptions) -> None:
         prepare_model(replace(drafted, tensor_parallel=2))
 
 
-def test_the_draft_model_is_quantised_as_the_other_is_while_it_is_loaded(plain: ModelOptions, pair: DraftPair) -> None:
+def test_draft_model_is_quantised_as_the_other_is_while_it_is_loaded(plain: ModelOptions, pair: DraftPair) -> None:
     prepared = prepare_model(draft_options(replace(plain, quantize="int8"), pair.draft, MIB))
     assert prepared.draft is not None
     assert prepared.draft.weight_format == prepared.weight_format == "int8"
 
 
-def test_a_draft_model_leaves_the_name_of_blocks_as_it_is(plain: ModelOptions, drafted: ModelOptions) -> None:
+def test_draft_model_does_not_change_block_names(plain: ModelOptions, drafted: ModelOptions) -> None:
     assert prepare_model(drafted).fingerprint == prepare_model(plain).fingerprint
 
 
-def test_weights_and_kv_of_the_draft_model_count_where_the_pool_is_what_is_left(
-    plain: ModelOptions, drafted: ModelOptions
-) -> None:
+def test_weights_and_kv_of_the_draft_model_reduce_an_automatic_pool(plain: ModelOptions, drafted: ModelOptions) -> None:
     free = 64 * MIB + GPU_RESERVE_BYTES // 2
 
     def pool_bytes(options: ModelOptions) -> int:
@@ -153,6 +151,6 @@ def test_other_configurations_are_refused(pair: DraftPair, config: dict[str, Any
         LLM(str(pair.model), speculative_config=config, **OPTIONS)
 
 
-def test_a_folder_that_is_not_there_is_named(pair: DraftPair) -> None:
+def test_missing_folder_is_named(pair: DraftPair) -> None:
     with pytest.raises(ValueError, match="no/such/folder"):
         LLM(str(pair.model), speculative_config={"method": "draft_model", "model": "no/such/folder"}, **OPTIONS)

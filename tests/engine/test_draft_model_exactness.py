@@ -125,9 +125,7 @@ def test_nothing_changes_where_drafts_are_right(
 
 
 @pytest.mark.parametrize("at_once", [1, 6])
-def test_nothing_changes_where_they_are_wrong(
-    paged: PagedModel, other: PagedModel, plain: Answers, at_once: int
-) -> None:
+def test_wrong_drafts_change_nothing(paged: PagedModel, other: PagedModel, plain: Answers, at_once: int) -> None:
     run = Run(paged, drafting(other), at_once)
     assert run.answers == plain
     assert run.done.drafted_tokens > 80
@@ -139,7 +137,7 @@ def test_nothing_changes_where_they_are_wrong(
     [GREEDY, SAMPLED, replace(SAMPLED, top_p=0.9, top_k=50), replace(SAMPLED, min_p=0.01, presence_penalty=0.5)],
     ids=["greedy", "temperature 1", "filters", "penalties"],
 )
-def test_a_model_that_drafts_for_itself_is_nearly_always_right(
+def test_model_that_drafts_for_itself_is_nearly_always_right(
     paged: PagedModel, own: PagedModel, params: SamplingParams
 ) -> None:
     done = Run(paged, drafting(own), params=[replace(params, seed=seed) for seed in range(8)]).done
@@ -156,9 +154,7 @@ def test_nothing_changes_where_answers_preempt_each_other(own: PagedModel, folde
     assert {key: [drawn.token_id for drawn in made] for key, made in run.answers.items()} == tokens
 
 
-def test_answers_that_are_given_up_change_nothing_for_others(
-    paged: PagedModel, own: PagedModel, plain: Answers
-) -> None:
+def test_cancelled_answers_change_no_other(paged: PagedModel, own: PagedModel, plain: Answers) -> None:
     aborted = (1, 4)
     answers = Run(paged, drafting(own), at_once=6, aborted=aborted).answers
     for key, made in plain.items():
@@ -176,9 +172,7 @@ def test_nothing_changes_where_prompts_are_longer_than_the_pool_of_drafts(
     assert run.done.drafted_tokens > 0
 
 
-def test_a_model_of_numbers_that_are_not_finite_drafts_nothing_and_fails_nobody(
-    paged: PagedModel, folder: Path, plain: Answers
-) -> None:
+def test_nonfinite_draft_model_drafts_nothing_and_fails_nobody(paged: PagedModel, folder: Path, plain: Answers) -> None:
     spoilt = PagedModel(make_checkpoint(folder / "spoilt", "qwen2", seed=9, num_hidden_layers=2), BLOCK, BLOCKS)
     spoilt.model.norm.weight.fill_(float("nan"))  # type: ignore[attr-defined]
     run = Run(paged, drafting(spoilt), at_once=6)

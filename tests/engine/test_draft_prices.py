@@ -109,37 +109,37 @@ class Device:
         return self.tokens / sum(self.steps_s) * own_s / len(self.answers)
 
 
-def test_a_drafter_that_costs_passes_is_told_from_one_that_does_not() -> None:
+def test_drafter_with_passes_is_distinguished_from_one_without() -> None:
     assert isinstance(Passes(0.1, []), CostlyDrafter)
 
 
 @pytest.mark.parametrize(("share", "gain"), [(0.02, 3.0), (0.1, 1.9), (0.25, 1.3)])
-def test_a_cheap_model_that_is_mostly_right_pays(share: float, gain: float) -> None:
+def test_cheap_and_mostly_right_model_pays(share: float, gain: float) -> None:
     assert Device([0.8] * 4, share).run().gain >= gain
 
 
 @pytest.mark.parametrize("chances", [[0.8], [0.8] * 4, [0.3] * 4, [1.0]])
-def test_a_model_as_slow_as_the_larger_one_drafts_nothing(chances: list[float]) -> None:
+def test_model_as_slow_as_the_larger_one_drafts_nothing(chances: list[float]) -> None:
     device = Device(chances, share=1.0).run()
     assert device.drafted == 0
     assert device.gain == pytest.approx(1.0)
 
 
-def test_a_model_that_is_never_right_costs_next_to_nothing() -> None:
+def test_never_right_model_costs_next_to_nothing() -> None:
     assert Device([0.0] * 4, share=0.1).run(2000).gain >= 0.98
 
 
-def test_a_dearer_model_drafts_fewer_tokens() -> None:
+def test_dearer_model_drafts_fewer_tokens() -> None:
     cheap, dear = Device([0.8], share=0.02).run(), Device([0.8], share=0.2).run()
     assert cheap.drafted > 1.5 * dear.drafted > 0
 
 
-def test_the_price_counts_a_pass_once_for_all_answers_of_a_step() -> None:
+def test_price_counts_a_pass_once_for_all_answers_of_a_step() -> None:
     passes = Passes(1.0 / OWN_S, [], token_s=0.1)
     assert drafting_s([0, 0, 1, 0], passes) == pytest.approx([0.0, 1.1, 1.2, 2.3, 2.4])
 
 
-def test_what_the_first_pass_takes_longer_is_counted_once_and_with_drafts_alone() -> None:
+def test_extra_time_of_the_first_pass_counts_once_and_only_with_drafts() -> None:
     passes = Passes(1.0 / OWN_S, [], token_s=0.1)
     passes.begin_s = 5.0
     assert drafting_s([0, 0, 1], passes) == pytest.approx([0.0, 6.1, 6.2, 7.3])
@@ -167,7 +167,7 @@ def test_catching_up_makes_no_step_longer_than_its_share() -> None:
     assert device.drafted > 0
 
 
-def test_an_answer_is_caught_up_with_where_a_pass_takes_more_than_the_share() -> None:
+def test_answer_is_caught_up_with_where_a_pass_takes_more_than_the_share() -> None:
     device = Device([0.9], share=0.2, behind_tokens=100, token_s=0.0004)
     device.run(100 // 8 + 2)
     assert device.answers[0].behind_tokens == 0
@@ -184,12 +184,12 @@ def test_others_go_on_drafting_while_one_catches_up() -> None:
     assert device.drafted > before
 
 
-def test_nobody_is_caught_up_with_where_drafts_do_not_pay() -> None:
+def test_unprofitable_drafts_cause_no_catching_up() -> None:
     device = Device([0.9], share=1.0, behind_tokens=100).run()
     assert device.answers[0].behind_tokens == 100
 
 
-def test_prompts_have_what_drafting_leaves_of_the_target() -> None:
+def test_prompts_get_the_target_time_left_by_drafting() -> None:
     def prompt_tokens(beside_s: float) -> int:
         budget = StepBudget()
         for step in range(200):

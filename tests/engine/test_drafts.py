@@ -40,7 +40,7 @@ def drafted(token_ids: Sequence[int], most: int = 4) -> list[int]:
         ([1], []),
     ],
 )
-def test_prompt_lookup_drafts_what_followed_the_same_tokens(token_ids: list[int], draft: list[int]) -> None:
+def test_prompt_lookup_drafts_the_continuation_of_equal_tokens(token_ids: list[int], draft: list[int]) -> None:
     assert drafted(token_ids) == draft
 
 
@@ -49,7 +49,7 @@ def test_prompt_lookup_drafts_no_more_than_asked_for() -> None:
     assert drafted([1, 2, 3, 4, 5, 1, 2], most=0) == []
 
 
-def test_a_long_prompt_is_noted_over_several_steps() -> None:
+def test_long_prompt_is_noted_over_several_steps() -> None:
     token_ids = [*range(1000, 1000 + 2 * TOKENS_PER_CALL), 1, 2, 3, 1, 2]
     lookup = PromptLookup()
     drafts = [lookup.draft(token_ids, 1) for _ in range(3)]
@@ -86,7 +86,7 @@ def test_prompt_lookup_equals_comparing_all_positions(token_ids: list[int], most
     assert drafted(token_ids, most) == reference(token_ids, most)
 
 
-def test_each_answer_is_drafted_out_of_its_own_tokens_alone() -> None:
+def test_each_answer_is_drafted_from_its_own_tokens() -> None:
     drafter = PerSequenceDrafter(PromptLookup)
     first, second = GrowingAnswer([1, 2, 3, 1, 2]), GrowingAnswer([1, 2, 9, 1, 2])
     assert drafter.drafts_of([first, second], [1, 2]) == [[3], [9, 1]]
@@ -94,7 +94,7 @@ def test_each_answer_is_drafted_out_of_its_own_tokens_alone() -> None:
     assert drafter.drafts_of([second], [1]) == [[1]]
 
 
-def test_what_is_known_of_an_answer_goes_with_its_end() -> None:
+def test_statistics_of_an_answer_end_with_it() -> None:
     made: list[PromptLookup] = []
 
     def make() -> PromptLookup:

@@ -63,7 +63,7 @@ def test_filters_take_no_more(changed: dict[str, object], logits: torch.Tensor) 
     assert 0.4 * bound < peak_bytes(lambda: sample(few, rows)) < bound + SMALL_BYTES
 
 
-def test_the_memory_of_draws_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_draws_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ModelOptions(make_checkpoint(tmp_path, "llama"), CPU, "float32", 1, 0, None)
 
     def pool_bytes() -> int:

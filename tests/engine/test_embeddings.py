@@ -47,7 +47,7 @@ def test_last_token_vectors_equal_transformers(family: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("normalises", [True, False])
 @pytest.mark.parametrize("mode", ["mean", "cls", "lasttoken"])
-def test_the_checkpoint_says_how_its_vectors_are_pooled(mode: str, normalises: bool, tmp_path: Path) -> None:
+def test_checkpoint_says_how_its_vectors_are_pooled(mode: str, normalises: bool, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", "qwen3", seed=4)
     write_modules(folder, pooling_config(mode), normalises)
     made = vectors(LLM(str(folder), **OPTIONS), PROMPTS)
@@ -55,7 +55,7 @@ def test_the_checkpoint_says_how_its_vectors_are_pooled(mode: str, normalises: b
 
 
 @pytest.mark.parametrize("mode", ["mean", "lasttoken"])
-def test_a_cached_prefix_changes_no_vector(mode: str, tmp_path: Path) -> None:
+def test_cached_prefix_changes_no_vector(mode: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", "llama", seed=5)
     write_modules(folder, pooling_config(mode), normalises=True)
     llm, shared = LLM(str(folder), **OPTIONS), random_prompt(64, seed=1)
@@ -67,7 +67,7 @@ def test_a_cached_prefix_changes_no_vector(mode: str, tmp_path: Path) -> None:
     assert furthest(made, expected_vectors(folder, prompts, mode, normalises=True)) < CLOSE
 
 
-def test_an_embedded_prompt_is_found_by_an_answer(tmp_path: Path) -> None:
+def test_embedded_prompt_is_found_by_an_answer(tmp_path: Path) -> None:
     llm, prompt = LLM(str(make_checkpoint(tmp_path / "model", "llama")), **OPTIONS), random_prompt(64, seed=1)
     llm.embed([prompt], use_tqdm=False)
     (output,) = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=2), use_tqdm=False)
@@ -94,20 +94,20 @@ def test_dimensions_cut_a_vector_which_is_normalised_then(tmp_path: Path) -> Non
         vectors(llm, PROMPTS[-1:], dimensions=65)
 
 
-def test_a_checkpoint_that_was_saved_without_its_head_is_read(tmp_path: Path) -> None:
+def test_checkpoint_that_was_saved_without_its_head_is_read(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", "qwen3", seed=6, tie_word_embeddings=True)
     expected = expected_vectors(folder, PROMPTS, "lasttoken", normalises=True)
     AutoModel.from_pretrained(folder).save_pretrained(folder)
     assert furthest(vectors(LLM(str(folder), **OPTIONS), PROMPTS), expected) < CLOSE
 
 
-def test_a_prompt_that_is_too_long_is_refused(tmp_path: Path) -> None:
+def test_too_long_prompt_is_rejected(tmp_path: Path) -> None:
     llm = LLM(str(make_checkpoint(tmp_path / "model", "llama")), **OPTIONS)
     with pytest.raises(ValueError, match="prompt: 257 tokens; at most 256"):
         llm.embed([random_prompt(257)], use_tqdm=False)
 
 
-def test_a_score_of_an_embedding_model_is_the_cosine(tmp_path: Path) -> None:
+def test_score_of_an_embedding_model_is_the_cosine(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", "llama")
     query, *texts = [list(prompt) for prompt in PROMPTS[2:5]]
     outputs = LLM(str(folder), **OPTIONS).score(query, texts, use_tqdm=False)
@@ -116,7 +116,7 @@ def test_a_score_of_an_embedding_model_is_the_cosine(tmp_path: Path) -> None:
     assert furthest([[output.outputs.score for output in outputs]], [expected]) < CLOSE
 
 
-def test_a_score_of_a_reranker_is_the_probability_of_its_token(tmp_path: Path) -> None:
+def test_rerankers_score_is_the_probability_of_its_token(tmp_path: Path) -> None:
     folder = write_logit_score(make_checkpoint(tmp_path / "model", "qwen3"), true_token_id=20, false_token_id=31)
     llm, tokenizer = LLM(str(folder), **OPTIONS), AutoTokenizer.from_pretrained(folder)
     texts = ["Lorem ipsum", "dolor sit amet " * 3]

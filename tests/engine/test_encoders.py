@@ -63,7 +63,7 @@ def test_vectors_pass_the_linear_layers_of_sentence_transformers(tmp_path: Path)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "camembert", "llama", "qwen3", "gemma2"])
-def test_a_score_is_the_sigmoid_of_the_head(family: str, tmp_path: Path) -> None:
+def test_score_is_the_sigmoid_of_the_head(family: str, tmp_path: Path) -> None:
     folder = make_encoder(tmp_path / "model", family, seed=4, labels=1)
     outputs = LLM(str(folder), **OPTIONS).score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False)  # type: ignore[arg-type]
     expected = [1 / (1 + math.exp(-logit)) for logit in expected_logits(folder, PAIRS)]
@@ -71,7 +71,7 @@ def test_a_score_is_the_sigmoid_of_the_head(family: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("family", ["bert", "qwen3"])
-def test_a_pair_beyond_the_context_is_cut(family: str, tmp_path: Path) -> None:
+def test_pair_beyond_the_context_is_cut(family: str, tmp_path: Path) -> None:
     folder = make_encoder(tmp_path / "model", family, seed=4, labels=1)
     pairs = [("A query?", "dolor sit amet " * 99), ("Lorem ipsum " * 99, "dolor sit amet " * 99)]
     outputs = LLM(str(folder), **OPTIONS).score(*map(list, zip(*pairs, strict=True)), use_tqdm=False)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def test_a_pair_beyond_the_context_is_cut(family: str, tmp_path: Path) -> None:
     assert furthest([[output.outputs.score for output in outputs]], [expected]) < CLOSE
 
 
-def test_the_default_prompt_stands_before_a_text(tmp_path: Path) -> None:
+def test_default_prompt_precedes_a_text(tmp_path: Path) -> None:
     folder = write_modules(make_encoder(tmp_path / "model", "bert"), pooling_config("cls"), normalises=True)
     before = LLM(str(folder), **OPTIONS).embed("query: a text", use_tqdm=False)
     (folder / "config_sentence_transformers.json").write_text(
@@ -89,7 +89,7 @@ def test_the_default_prompt_stands_before_a_text(tmp_path: Path) -> None:
     assert LLM(str(folder), **OPTIONS).embed("a text", use_tqdm=False)[0].outputs == before[0].outputs
 
 
-def test_an_encoder_makes_no_answers_and_takes_no_more_than_its_positions(tmp_path: Path) -> None:
+def test_encoder_makes_no_answers_and_takes_no_more_than_its_positions(tmp_path: Path) -> None:
     llm = LLM(str(make_encoder(tmp_path / "tiny-bge", "xlm-roberta")), **OPTIONS)
     with pytest.raises(ValueError, match="tiny-bge is an encoder, which makes vectors and no answers: use embed"):
         llm.generate("text", use_tqdm=False)

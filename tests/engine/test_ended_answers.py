@@ -36,7 +36,7 @@ def kept(*answers: tuple[bytes, Sequence[int]], most_tokens: int = 1000) -> Ende
     return ended
 
 
-def test_what_followed_in_an_answer_that_has_ended() -> None:
+def test_continuation_in_a_finished_answer_is_found() -> None:
     ended = kept((OURS, ANSWER))
     assert ended.after(OURS, [1, 2, *ANSWER[10:20]], 3) == Continued(MAX_MATCH_TOKENS, ANSWER[20:23])
     assert ended.after(OURS, [1, 2, *ANSWER[10:15]], 3) == Continued(5, ANSWER[15:18])
@@ -49,7 +49,7 @@ def test_nothing_is_found_under_another_salt() -> None:
     assert kept((OURS, ANSWER)).after(THEIRS, ANSWER[:20], 3) is None
 
 
-def test_the_end_of_a_prompt_is_kept_and_no_more_of_it() -> None:
+def test_end_of_a_prompt_is_kept_and_no_more_of_it() -> None:
     ended, prompt = EndedAnswers(), [*range(1000, 1000 + 3 * PROMPT_TAIL)]
     ended.keep(OURS, prompt + ANSWER, len(prompt))
     ended.note(1000)
@@ -58,7 +58,7 @@ def test_the_end_of_a_prompt_is_kept_and_no_more_of_it() -> None:
     assert ended.tokens == PROMPT_TAIL + len(ANSWER)
 
 
-def test_an_answer_that_was_of_use_stays_longer() -> None:
+def test_answer_that_was_of_use_stays_longer() -> None:
     first, second, third = ([*range(begin, begin + 20)] for begin in (100, 200, 300))
     ended = kept((OURS, first), (OURS, second), most_tokens=40)
     assert ended.after(OURS, first[:8], 1) is not None
@@ -68,7 +68,7 @@ def test_an_answer_that_was_of_use_stays_longer() -> None:
     assert found == [True, False, True]
 
 
-def test_a_long_answer_is_noted_over_several_steps() -> None:
+def test_long_answer_is_noted_over_several_steps() -> None:
     ended = EndedAnswers()
     ended.keep(OURS, [*range(600)], 1)
     found = []
@@ -93,7 +93,7 @@ SALTS = st.sampled_from([OURS, THEIRS])
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(SALTS, TOKENS), max_size=6), SALTS, TOKENS, st.integers(1, 4), st.integers(10, 60))
-def test_a_draft_is_what_followed_in_a_kept_answer_of_the_same_salt(
+def test_draft_is_the_continuation_in_a_kept_answer_of_equal_salt(
     answers: list[tuple[bytes, list[int]]], salt: bytes, token_ids: list[int], most: int, most_tokens: int
 ) -> None:
     ended = kept(*answers, most_tokens=most_tokens)
@@ -120,7 +120,7 @@ def test_a_draft_is_what_followed_in_a_kept_answer_of_the_same_salt(
 
 
 @given(st.lists(st.tuples(SALTS, TOKENS), min_size=1, max_size=5), st.integers(0, 4))
-def test_what_was_kept_last_is_always_found(answers: list[tuple[bytes, list[int]]], back: int) -> None:
+def test_newest_kept_answer_is_always_found(answers: list[tuple[bytes, list[int]]], back: int) -> None:
     salt, tokens = answers[-1]
     ended, place = kept(*answers), len(tokens) - 1 - back
     if place >= FEWEST:
@@ -136,7 +136,7 @@ def drafted(token_ids: Sequence[int], salt: bytes | None = OURS) -> list[int]:
     return list(draft)
 
 
-def test_an_answers_own_tokens_come_first_where_as_many_are_alike() -> None:
+def test_own_tokens_precede_equal_matches_of_others() -> None:
     assert drafted(ANSWER[:8]) == ANSWER[8:11]
     own = [*ANSWER[:8], 7, 7, 7, *ANSWER[:8]]
     assert drafted(own) == [7, 7, 7]
@@ -145,13 +145,13 @@ def test_an_answers_own_tokens_come_first_where_as_many_are_alike() -> None:
 
 
 @pytest.mark.parametrize("salt", [None, THEIRS])
-def test_an_answer_of_another_salt_or_none_drafts_for_itself_alone(salt: bytes | None) -> None:
+def test_answer_of_another_salt_or_none_drafts_for_itself_alone(salt: bytes | None) -> None:
     assert drafted(ANSWER[:8], salt) == []
     assert drafted([*ANSWER[:8], 7, 7, 7, *ANSWER[:8]], salt) == [7, 7, 7]
 
 
 @pytest.mark.parametrize("salt", [OURS, None])
-def test_the_same_question_again_is_answered_in_fewer_steps(salt: bytes | None) -> None:
+def test_same_question_again_is_answered_in_fewer_steps(salt: bytes | None) -> None:
     """Without a salt, and so outside of all caches, nothing is kept either."""
     lookup = SharedLookup()
     speculation = Speculation(4, drafter=lookup)

@@ -49,7 +49,7 @@ def evicted(pool: BlockPool, count: int) -> list[str]:
     return gone
 
 
-def test_done_goes_before_others_and_others_before_those_that_come_back() -> None:
+def test_finished_blocks_are_evicted_before_others_and_session_blocks_last() -> None:
     pool = BlockPool(12)
     run(pool, "ab", turn("kept"))
     run(pool, "cd")
@@ -59,7 +59,7 @@ def test_done_goes_before_others_and_others_before_those_that_come_back() -> Non
     assert (counts.done, counts.others, counts.protected) == (2, 2, 2)
 
 
-def test_of_two_sessions_the_one_that_comes_back_later_goes_first() -> None:
+def test_session_returning_later_is_evicted_first() -> None:
     pool = BlockPool(12)
     for at_s in range(0, 250, 50):
         run(pool, "cd", turn("late", at_s, keep_for_s=1e4))
@@ -79,7 +79,7 @@ def test_blocks_of_a_lapsed_session_go_by_their_last_use() -> None:
     assert evicted(pool, 8) == ["ab", "a", "cd", "c", "gh", "g", "ef", "e"]
 
 
-def test_a_beginning_that_a_session_needs_stays_though_another_request_used_it() -> None:
+def test_beginning_that_a_session_needs_stays_though_another_request_used_it() -> None:
     pool = BlockPool(12)
     run(pool, "abc", turn("kept"))
     run(pool, "ab")  # of no session
@@ -87,7 +87,7 @@ def test_a_beginning_that_a_session_needs_stays_though_another_request_used_it()
     assert evicted(pool, 5) == ["xy", "x", "abc", "ab", "a"]
 
 
-def test_a_beginning_outlives_the_session_that_is_done_where_another_continues_it() -> None:
+def test_prefix_outlives_a_finished_session_if_another_continues_it() -> None:
     pool = BlockPool(12)
     run(pool, "abc", turn("kept"))
     run(pool, "abd", turn("done", done=True))
@@ -95,7 +95,7 @@ def test_a_beginning_outlives_the_session_that_is_done_where_another_continues_i
     assert evicted(pool, 6) == ["abd", "xy", "x", "abc", "ab", "a"]
 
 
-def test_one_owner_keeps_half_of_the_pool_and_pushes_nobody_out_of_the_rest() -> None:
+def test_one_owner_keeps_half_of_the_pool_and_displaces_nobody() -> None:
     pool = BlockPool(8)
     run(pool, "abcd", turn("first"))
     run(pool, "efg", turn("second"))
@@ -104,7 +104,7 @@ def test_one_owner_keeps_half_of_the_pool_and_pushes_nobody_out_of_the_rest() ->
     assert evicted(pool, 3) == ["ef", "e", "xy"]  # by their last use, and the first session stays
 
 
-def test_a_watched_block_goes_last_whoever_it_is_of() -> None:
+def test_watched_block_is_evicted_last_for_any_owner() -> None:
     pool = BlockPool(8)
     run(pool, "ab")
     run(pool, "cd", turn("kept"))
@@ -122,7 +122,7 @@ def load(pool: BlockPool, prompt: str) -> None:
     pool.order.loaded(blocks)
 
 
-def test_blocks_loaded_for_a_prompt_go_after_those_of_sessions() -> None:
+def test_blocks_loaded_for_a_prompt_are_evicted_after_session_blocks() -> None:
     pool = BlockPool(12)
     run(pool, "ab", turn("kept"))
     load(pool, "cd")
@@ -175,7 +175,7 @@ def test_prefetch_that_does_not_pay_is_tried_for_one_session_of_several() -> Non
     ]
 
 
-def test_what_is_used_again_has_all_loaded_ahead_again() -> None:
+def test_used_prefetches_restore_loading_ahead() -> None:
     prefetches = Prefetches()
     loaded_ahead(prefetches, used=0, lost=50 * HALF_LIFE_BLOCKS)
     loaded_ahead(prefetches, used=HALF_LIFE_BLOCKS, lost=0)
@@ -190,7 +190,7 @@ def test_blocks_that_no_prefetch_brought_are_not_counted() -> None:
     assert prefetches.worth_loading(DUE) == DUE
 
 
-def test_kept_session_that_is_done_loses_its_blocks_before_all_others() -> None:
+def test_finished_kept_session_is_evicted_first() -> None:
     """Its last turn came to nothing, so that no block of it is used or released again."""
     pool = BlockPool(12)
     run(pool, "xy")
@@ -234,7 +234,7 @@ def test_unwatched_block_goes_in_its_turn_again() -> None:
     assert evicted(pool, 3) == ["a", "b", "c"], "to be watched by itself is no use"
 
 
-def test_blocks_of_another_session_stay_with_the_session_that_used_them_last() -> None:
+def test_shared_blocks_stay_with_their_last_session() -> None:
     pool = BlockPool(12)
     run(pool, "ab", turn("first", keep_for_s=1.0))
     run(pool, "ab", turn("second", keep_for_s=100.0))
@@ -244,7 +244,7 @@ def test_blocks_of_another_session_stay_with_the_session_that_used_them_last() -
     assert evicted(pool, 4) == ["xy", "x", "ab", "a"]
 
 
-def test_prefetched_blocks_count_once_and_only_those_in_the_cache() -> None:
+def test_prefetched_blocks_count_once_and_only_while_cached() -> None:
     pool = BlockPool(4)
     run(pool, "ab")
     cached = list(pool.order)
@@ -264,7 +264,7 @@ def test_half_of_the_blocks_used_is_enough_to_load_all_ahead() -> None:
         assert len(prefetches.worth_loading(DUE)) == expected
 
 
-def test_what_became_of_earlier_prefetches_fades_by_half() -> None:
+def test_outcomes_of_earlier_prefetches_decay_by_half() -> None:
     prefetches = Prefetches()
     loaded_ahead(prefetches, used=0, lost=HALF_LIFE_BLOCKS - 1)
     assert prefetches._lost_lately == HALF_LIFE_BLOCKS - 1
@@ -401,7 +401,7 @@ def test_without_sessions_the_order_is_that_of_the_least_recently_used(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(OPERATIONS, max_size=60), st.integers(4, 10))
-def test_with_sessions_the_prefix_of_what_is_found_is_found_and_no_block_is_lost(
+def test_prefix_of_a_hit_is_a_hit_and_no_block_is_lost_with_sessions(
     operations: list[tuple[object, ...]], total: int
 ) -> None:
     lives = Lives(BlockPool(total), with_sessions=True)

@@ -30,7 +30,7 @@ def asked(**fields: Any) -> sampling_pb2.Sampling:
     return sampling_pb2.Sampling(structured=structured, stop_token_ids=[END])
 
 
-def test_a_form_is_compiled_once_for_all_who_ask(folder: Path) -> None:
+def test_form_is_compiled_once_for_all_requests(folder: Path) -> None:
     kept = Grammars(folder, 512, [END])
     first, second = (kept.constraint(LETTERS, [END]) for _ in range(2))
     assert kept.compiled == 1
@@ -38,7 +38,7 @@ def test_a_form_is_compiled_once_for_all_who_ask(folder: Path) -> None:
     kept.close()
 
 
-def test_only_so_many_are_kept_those_asked_for_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_recent_forms_are_kept_up_to_a_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "MAX_GRAMMARS", 2)
     kept = Grammars(folder, 512, [END])
     other, third = (StructuredOutput(StructuredKind.REGEX, text) for text in ("x", "y"))
@@ -50,7 +50,7 @@ def test_only_so_many_are_kept_those_asked_for_last(folder: Path, monkeypatch: p
     kept.close()
 
 
-def test_a_missing_tokenizer_is_told_to_who_asks_for_a_form(tmp_path: Path) -> None:
+def test_missing_tokenizer_is_reported_to_requests_with_a_form(tmp_path: Path) -> None:
     kept = Grammars(tmp_path, 512, [END])
     kept.prepare()
     with pytest.raises(FormRefused, match="tokenizer cannot be read"):
@@ -72,7 +72,7 @@ async def test_without_the_library_only_requests_that_need_it_are_refused(
     kept.close()
 
 
-async def test_a_kind_that_a_worker_does_not_know_is_refused(folder: Path) -> None:
+async def test_kind_that_a_worker_does_not_know_is_refused(folder: Path) -> None:
     kept = Grammars(folder, 512, [END])
     with pytest.raises(ValueError, match="does not support this kind of structured output"):
         await constraint_of(kept, asked(kind=99, text="a"))

@@ -49,7 +49,7 @@ def paged(checkpoint: Path) -> PagedModel:
     return PagedModel(checkpoint, BLOCK, blocks=256, packed=True)
 
 
-def test_experts_of_qwen3_5_are_those_of_transformers(tmp_path: Path) -> None:
+def test_experts_of_qwen3_5_equal_transformers(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "qwen3_5_moe_text", seed=2)
     expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     prompts = [random_prompt(length, seed=length) for length in (1, 40, 90)]
@@ -59,7 +59,7 @@ def test_experts_of_qwen3_5_are_those_of_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("path", [locally, pulled, partial(locally, ahead=True)], ids=["locally", "pulled", "ahead"])
-def test_an_answer_goes_on_wherever_it_was_cut(checkpoint: Path, path: object) -> None:
+def test_answer_resumes_at_any_token(checkpoint: Path, path: object) -> None:
     assert callable(path)
     kinds = {"greedy": lambda: GREEDY, "choices": lambda: replace(DRAWN, n=3)}
     answers = assert_resumes(checkpoint, PROMPT, kinds, CUTS, path)
@@ -67,7 +67,7 @@ def test_an_answer_goes_on_wherever_it_was_cut(checkpoint: Path, path: object) -
 
 
 @pytest.mark.usefixtures("native_kernels")
-def test_bfloat16_answer_goes_on_wherever_it_was_cut(tmp_path: Path) -> None:
+def test_bfloat16_answer_resumes_at_any_token(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "qwen3_5_text", seed=1, dtype="bfloat16")
     assert_resumes(folder, PROMPT, {"greedy": lambda: GREEDY, "choices": lambda: replace(DRAWN, n=3)}, CUTS, pulled)
 
@@ -96,7 +96,7 @@ def test_chunks_of_any_size_leave_the_same_bytes_in_a_block(paged: PagedModel, n
             assert torch.equal(states[block], states[blocks[0]])
 
 
-def test_the_newest_token_may_be_computed_again(paged: PagedModel) -> None:
+def test_newest_token_may_be_computed_again(paged: PagedModel) -> None:
     """As after a mask that was late."""
     prompt = random_prompt(BLOCK * 2 + 1, seed=5)
     for tokens in (BLOCK * 2 - 3, BLOCK * 2, BLOCK * 2 + 1):  # within a block, its last, and the first of another
@@ -108,7 +108,7 @@ def test_the_newest_token_may_be_computed_again(paged: PagedModel) -> None:
         assert torch.equal(again[0], again[1])
 
 
-def test_a_state_after_other_tokens_is_never_gone_on_from(paged: PagedModel) -> None:
+def test_state_after_other_tokens_is_never_gone_on_from(paged: PagedModel) -> None:
     prompt, table = random_prompt(12, seed=6), paged.blocks(12)
     paged.logits([Chunk(0, prompt[:11], 0, table)])
     chunk = Chunk(0, prompt[9:10], 9, table, (Sample(0, GREEDY),))
@@ -116,7 +116,7 @@ def test_a_state_after_other_tokens_is_never_gone_on_from(paged: PagedModel) -> 
     assert isinstance(result, NonFinite)
 
 
-def test_a_copied_block_has_the_state(paged: PagedModel) -> None:
+def test_copied_block_has_the_state(paged: PagedModel) -> None:
     prompt, [source], [copy] = random_prompt(6, seed=7), paged.blocks(1), paged.blocks(1)
     paged.logits([Chunk(0, prompt[:5], 0, [source])])
     sample, own = (Sample(0, GREEDY),), Chunk(0, prompt[5:], 5, [source])
@@ -128,7 +128,7 @@ def test_a_copied_block_has_the_state(paged: PagedModel) -> None:
     assert results[0] == results[1]
 
 
-def test_swapped_answers_are_those_of_a_pool_without_pressure(checkpoint: Path, paged: PagedModel) -> None:
+def test_swapped_answers_equal_those_of_a_large_pool(checkpoint: Path, paged: PagedModel) -> None:
     prompts = [random_prompt(30, seed=number) for number in range(5)]
     blocks, slots = 24, 40
     storage = torch.full((blocks * paged.layout.block_bytes,), 0xFF, dtype=torch.uint8)
@@ -142,7 +142,7 @@ def test_swapped_answers_are_those_of_a_pool_without_pressure(checkpoint: Path, 
     assert tight.counters.swapped_tokens > 0
 
 
-def test_a_block_is_long_enough_for_its_state(checkpoint: Path) -> None:
+def test_block_is_long_enough_for_its_state(checkpoint: Path) -> None:
     config = read_model_config(checkpoint)
     for dtype in (torch.float32, torch.int8):
         layout = kv_layout(config, dtype, None)
@@ -161,7 +161,7 @@ def test_layers_that_draft_are_left_out(checkpoint: Path, paged: PagedModel, tmp
     assert PagedModel(folder, BLOCK).model.config == paged.model.config
 
 
-def test_the_block_of_a_published_model_follows_from_its_configuration(tmp_path: Path) -> None:
+def test_block_of_a_published_model_follows_from_its_configuration(tmp_path: Path) -> None:
     Qwen3NextConfig(max_position_embeddings=262144).save_pretrained(tmp_path)  # the sizes of Qwen3-Next-80B-A3B
     config = read_model_config(tmp_path)
     assert (config.kv_layers, config.state_numbers) == (12, 36 * (32 * 128 * 128 + 4 * 8192))
@@ -169,7 +169,7 @@ def test_the_block_of_a_published_model_follows_from_its_configuration(tmp_path:
     assert (layout.token_bytes, layout.block_tokens) == (24576, 3296)
 
 
-def test_what_would_need_an_earlier_state_is_refused(checkpoint: Path) -> None:
+def test_request_needing_an_earlier_state_is_rejected(checkpoint: Path) -> None:
     options = ModelOptions(checkpoint, CPU, "float32", None, 1 << 26, None)
     with pytest.raises(
         ModelError, match=r"has a recurrent state that cannot be rolled back.*disable speculative decoding"
@@ -177,7 +177,7 @@ def test_what_would_need_an_earlier_state_is_refused(checkpoint: Path) -> None:
         prepare_model(replace(options, speculates=True))
 
 
-def test_a_state_that_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
+def test_state_that_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
     odd = make_checkpoint(tmp_path / "odd", "qwen3_5_text", linear_num_key_heads=1)
     with pytest.raises(ModelError, match="tensor-parallel is 2, but linear_num_key_heads of this model is 1"):
         check_parallel(odd, "none", 2)

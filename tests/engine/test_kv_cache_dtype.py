@@ -43,7 +43,7 @@ def logits(paged: PagedModel, prompt: list[int], chunk_tokens: int) -> torch.Ten
     return torch.cat(parts)
 
 
-def test_logits_stay_near_those_over_float_kv(checkpoint: Path, paged: PagedModel) -> None:
+def test_logits_stay_near_those_of_float_kv(checkpoint: Path, paged: PagedModel) -> None:
     prompt = random_prompt(80)
     expected = logits(PagedModel(checkpoint), prompt, 80)
     found = logits(paged, prompt, 33)
@@ -58,7 +58,7 @@ def test_how_a_prompt_is_cut_does_not_change_the_answer(paged: PagedModel, chunk
     assert paged.greedy(prompts, 12, chunk_tokens) == paged.greedy(prompts, 12, chunk_tokens=1000)
 
 
-def test_a_copied_block_goes_on_as_the_shared_one(paged: PagedModel) -> None:
+def test_copied_block_continues_like_the_shared_one(paged: PagedModel) -> None:
     prompt = random_prompt(20)
     [shared], [copied] = paged.blocks(20), paged.blocks(20)
     paged.runner.run(Plan((Chunk(1, prompt, 0, [shared]),)))
@@ -69,7 +69,7 @@ def test_a_copied_block_goes_on_as_the_shared_one(paged: PagedModel) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_a_scale_that_is_not_finite_fails_its_sequence_alone(paged: PagedModel, width: int) -> None:
+def test_nonfinite_scale_fails_its_sequence_alone(paged: PagedModel, width: int) -> None:
     prompts = [random_prompt(43, seed=seed) for seed in range(2)]
     tables = [paged.blocks(43) for _ in prompts]
     for prompt, table in zip(prompts, tables, strict=True):
@@ -82,7 +82,7 @@ def test_a_scale_that_is_not_finite_fails_its_sequence_alone(paged: PagedModel, 
     assert paged.runner.run(plan) == (NonFinite(), clean[1])
 
 
-def test_a_row_of_latent_attention_has_one_scale_for_keys_and_values(tmp_path: Path) -> None:
+def test_row_of_latent_attention_has_one_scale_for_keys_and_values(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "deepseek_v2")
     paged = PagedModel(folder, kv_dtype=torch.int8, packed=True)
     assert paged.layout.token_bytes == 4 * (32 + 16 + 4)  # layers, numbers of a row in a byte each, a scale
@@ -90,7 +90,7 @@ def test_a_row_of_latent_attention_has_one_scale_for_keys_and_values(tmp_path: P
     assert paged.greedy(prompts, 6, 7) == paged.greedy(prompts, 6, 1000)
 
 
-def test_a_head_is_its_numbers_then_its_scales() -> None:
+def test_head_is_its_numbers_then_its_scales() -> None:
     layout = KvLayout(num_layers=2, num_kv_heads=3, block_tokens=4, head_dim=5, dtype=torch.int8)
     head_bytes = 4 * 5 + 4 * 4
     assert layout.block_bytes == 2 * 2 * 3 * head_bytes == 4 * layout.token_bytes

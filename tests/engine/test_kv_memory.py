@@ -26,13 +26,13 @@ GIB = 1 << 30
     ],
     ids=["alone", "half", "adapters_to_come"],
 )
-def test_what_is_left_is_a_share_of_all_memory(
+def test_automatic_pool_is_a_share_of_all_memory(
     memory: StepMemory, utilization: float, set_aside: int, left: int
 ) -> None:
     assert spare_kv_bytes(memory, utilization, set_aside) == left
 
 
-def test_what_others_use_counts_where_it_leaves_less_than_the_share() -> None:
+def test_memory_of_others_counts_if_it_leaves_less_than_the_share() -> None:
     crowded = StepMemory(100 * GIB, 40 * GIB, 9 * GIB, 15 * GIB, GIB)
     assert spare_kv_bytes(crowded, 0.9) == 41 * GIB - 6 * GIB - GPU_RESERVE_BYTES // 2
     assert spare_kv_bytes(crowded, 0.3) == 30 * GIB - 14 * GIB - GPU_RESERVE_BYTES
@@ -50,9 +50,7 @@ def test_nothing_is_left_where_the_weights_take_the_share() -> None:
         (LargestStep(3, 8), 40, [1, 1, 1]),
     ],
 )
-def test_the_step_that_is_measured_has_as_many_tokens_and_draws(
-    step: LargestStep, longest: int, lengths: list[int]
-) -> None:
+def test_measured_step_has_the_largest_tokens_and_samples(step: LargestStep, longest: int, lengths: list[int]) -> None:
     plan = largest_plan(step, KvLayout(1, 1, 16, 1, torch.float32), longest)
     assert [len(chunk.token_ids) for chunk in plan.chunks] == lengths
     assert all(chunk.samples for chunk in plan.chunks)
@@ -65,9 +63,7 @@ def test_recorded_steps_keep_logits_of_their_largest_batch_twice() -> None:
 
 
 @pytest.mark.parametrize("labels", [None, 1], ids=["vectors", "scores"])
-def test_an_encoder_takes_no_more_of_a_large_memory_than_prompts_have_use_for(
-    labels: int | None, tmp_path: Path
-) -> None:
+def test_encoder_takes_no_more_of_a_large_memory_than_prompts_have_use_for(labels: int | None, tmp_path: Path) -> None:
     asked = ModelOptions(make_encoder(tmp_path, "bert", labels=labels), CPU, "float32", None, 0, None)
     prepared = prepare_with_spare_memory(asked, LargestStep(20, 3), 0.9, meter=lambda device: ToldMeter(70 * GIB))
     assert prepared.total_blocks * prepared.layout.block_tokens == ENCODER_TOKENS

@@ -54,7 +54,7 @@ def read(folder: Path, stated: dict[str, Any], **changes: Any) -> DecoderConfig:
     ],
     ids=["DeepSeek-V2-Lite", "DeepSeek-V3", "Kimi-K2"],
 )
-def test_a_token_of_latent_attention_is_one_row_of_576_numbers_for_all_heads(
+def test_token_of_latent_attention_is_one_row_of_576_numbers_for_all_heads(
     stated: dict[str, Any], heads: int, groups: tuple[int, int], scale: float, tmp_path: Path
 ) -> None:
     config = read(tmp_path, stated)
@@ -91,9 +91,7 @@ def test_glm_air_has_heads_of_keys_and_the_experts_of_deepseek(tmp_path: Path) -
         ({"kv_lora_rank": 0}, "kv_lora_rank 0 must be a positive integer"),
     ],
 )
-def test_what_makes_no_sense_or_is_not_computed_is_refused_by_its_field(
-    changes: dict[str, Any], named: str, tmp_path: Path
-) -> None:
+def test_unsupported_value_is_rejected_by_its_field(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**V3, **changes}))
     with pytest.raises(ModelError, match=named):
         read_model_config(tmp_path)

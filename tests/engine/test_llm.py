@@ -59,7 +59,7 @@ def test_eight_choices_equal_eight_single_requests(llm: LLM) -> None:
     assert [choice.index for choice in together.outputs] == list(range(8))
 
 
-def test_the_same_tokens_with_and_without_prefix_cache(llm: LLM, tiny: Path) -> None:
+def test_same_tokens_with_and_without_prefix_cache(llm: LLM, tiny: Path) -> None:
     uncached = LLM(str(tiny), kv_cache_memory_bytes=8 << 20, max_model_len=256, enable_prefix_caching=False, **OPTIONS)
     prompts = [[*random_prompt(100), token] for token in range(5, 9)]
     for _ in range(2):
@@ -69,7 +69,7 @@ def test_the_same_tokens_with_and_without_prefix_cache(llm: LLM, tiny: Path) -> 
     assert [output.num_cached_tokens for output in second] == [0] * 4
 
 
-def test_a_request_that_names_no_seed_is_drawn_anew_but_alike_in_every_run(tiny: Path) -> None:
+def test_unseeded_request_is_random_and_reproducible_by_engine_seed(tiny: Path) -> None:
     def run(seed: int) -> list[list[int]]:
         engine = LLM(str(tiny), kv_cache_memory_bytes=1 << 20, seed=seed, **OPTIONS)
         outputs = engine.generate([[5, 6, 7]] * 3, SamplingParams(max_tokens=8), use_tqdm=False)
@@ -81,7 +81,7 @@ def test_a_request_that_names_no_seed_is_drawn_anew_but_alike_in_every_run(tiny:
     assert run(1) != first
 
 
-def test_prompts_come_in_every_form_of_vllm(llm: LLM) -> None:
+def test_prompts_are_accepted_in_every_form_of_vllm(llm: LLM) -> None:
     text = "Hello, world"
     token_ids = llm.get_tokenizer().encode(text)
     forms: list[Any] = [text, {"prompt": text}, token_ids, {"prompt_token_ids": token_ids}]
@@ -110,14 +110,14 @@ def test_hundreds_of_prompts_are_answered_in_order(llm: LLM) -> None:
     assert [output.request_id for output in outputs] == [str(number) for number in range(400)]
 
 
-def test_the_bar_shows_tokens_per_second(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bar_shows_tokens_per_second(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     llm.generate([[5, 6]], GREEDY)
     shown = capsys.readouterr().err
     assert "Processed prompts: 100%" in shown
     assert "input: " in shown and "output: " in shown and "toks/s" in shown
 
 
-def test_an_iterator_given_up_frees_everything(llm: LLM) -> None:
+def test_closed_iterator_frees_everything(llm: LLM) -> None:
     prompts = [llm.read([5, 6, 7 + number]) for number in range(4)]
     lengths = [SamplingParams(temperature=0.0, max_tokens=5 + 20 * number) for number in range(4)]
     iterator = llm.finished(prompts, lengths)
@@ -128,7 +128,7 @@ def test_an_iterator_given_up_frees_everything(llm: LLM) -> None:
     assert llm._engine.scheduler.pool.counts.held == 0
 
 
-def test_the_package_alone_loads_nothing_heavy() -> None:
+def test_package_alone_loads_nothing_heavy() -> None:
     import subprocess
     import sys
 

@@ -63,7 +63,7 @@ async def test_answers_grow_and_end_as_offline(llm: AsyncLLM, tiny: Path) -> Non
             assert after.outputs[0].text.startswith(before.outputs[0].text)
 
 
-async def test_a_stop_string_is_never_shown_in_part(llm: AsyncLLM) -> None:
+async def test_stop_string_is_never_shown_in_part(llm: AsyncLLM) -> None:
     [*_, free] = await collect(llm, [5, 6, 7])
     stop = free.outputs[0].text[8:12]
     outputs = await collect(llm, [5, 6, 7], stop=stop)
@@ -72,7 +72,7 @@ async def test_a_stop_string_is_never_shown_in_part(llm: AsyncLLM) -> None:
     assert all(final.startswith(output.outputs[0].text) for output in outputs)
 
 
-async def test_an_iterator_that_is_closed_frees_its_blocks(llm: AsyncLLM) -> None:
+async def test_closed_iterator_frees_its_blocks(llm: AsyncLLM) -> None:
     stream = llm.generate([5, 6, 7], params(max_tokens=500))
     with held_after(llm._thread, steps=1):
         async with asyncio.timeout(WAIT_S):
@@ -92,12 +92,12 @@ async def test_abort_ends_the_iterator(llm: AsyncLLM) -> None:
     assert outputs[-1].request_id == "mine"
 
 
-async def test_a_prompt_that_is_too_long_is_refused(llm: AsyncLLM) -> None:
+async def test_too_long_prompt_is_rejected(llm: AsyncLLM) -> None:
     with pytest.raises(ValueError, match="at most 511"):
         await collect(llm, [5] * 512)
 
 
-async def test_shutdown_ends_who_still_waits(tiny: Path) -> None:
+async def test_shutdown_ends_waiting_requests(tiny: Path) -> None:
     engine = AsyncLLM(str(tiny), **OPTIONS)
     stream = engine.generate([5, 6, 7], params(max_tokens=500))
     async with asyncio.timeout(WAIT_S):

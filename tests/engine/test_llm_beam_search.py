@@ -93,7 +93,9 @@ def check(llm: LLM, reference: Any, prompts: list[list[int]], params: BeamSearch
         BeamSearchParams(beam_width=4, max_tokens=STEPS, ignore_eos=True),
     ],
 )
-def test_many_prompts_at_once_equal_transformers_one_by_one(llm: LLM, reference: Any, params: BeamSearchParams) -> None:
+def test_many_prompts_together_equal_transformers_one_by_one(
+    llm: LLM, reference: Any, params: BeamSearchParams
+) -> None:
     shared = random_prompt(24)
     prompts = [random_prompt(7), random_prompt(30), [*shared, 9], [*shared, 10, 11]]
     check(llm, reference, prompts, params)
@@ -106,7 +108,7 @@ def test_beams_in_a_pool_too_small_for_all_equal_transformers(llm: LLM, folder: 
     assert small.preemptions > 0
 
 
-def test_the_end_of_sequence_token_is_hidden_unless_it_is_asked_for(llm: LLM) -> None:
+def test_end_of_sequence_token_is_hidden_unless_it_is_asked_for(llm: LLM) -> None:
     prompts = [random_prompt(7, seed=seed) for seed in range(6)]
     shown, hidden = (
         [
@@ -146,7 +148,7 @@ def test_text_and_tokens_begin_with_the_prompt_as_in_vllm(llm: LLM) -> None:
         ({"beam_width": 300}, "n: must be from 1 to 256"),
     ],
 )
-def test_what_cannot_be_is_refused_by_field(llm: LLM, wrong: dict[str, Any], message: str) -> None:
+def test_impossible_value_is_rejected_by_field(llm: LLM, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         llm.beam_search(["Badega"], BeamSearchParams(**{"beam_width": 2, "max_tokens": 4, **wrong}))
 

@@ -35,7 +35,7 @@ def test_text_is_the_tokenizers(llm: LLM) -> None:
     assert answer.logprobs is None and answer.cumulative_logprob < 0.0
 
 
-def test_a_stop_token_ends_the_answer_but_not_its_text(llm: LLM) -> None:
+def test_stop_token_ends_the_answer_but_not_its_text(llm: LLM) -> None:
     free = one(llm)
     stop = free.token_ids[5]
     place = free.token_ids.index(stop)
@@ -46,7 +46,7 @@ def test_a_stop_token_ends_the_answer_but_not_its_text(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("included", [False, True])
-def test_a_stop_string_ends_text_and_work(llm: LLM, included: bool) -> None:
+def test_stop_string_ends_text_and_work(llm: LLM, included: bool) -> None:
     free = one(llm)
     stop = free.text[9:13]
     answer = one(llm, stop=["never", stop], include_stop_str_in_output=included)
@@ -56,7 +56,7 @@ def test_a_stop_string_ends_text_and_work(llm: LLM, included: bool) -> None:
     assert len(answer.token_ids) < len(free.token_ids)
 
 
-def test_logprobs_are_told_by_rank(llm: LLM) -> None:
+def test_logprobs_are_returned_by_rank(llm: LLM) -> None:
     answer = one(llm, logprobs=3, max_tokens=4)
     for token_id, told in zip(answer.token_ids, answer.logprobs, strict=True):
         assert told[token_id].rank == 1, "greedy draws the likeliest"
@@ -85,7 +85,7 @@ def test_penalties_survive_preemption(tiny: Path) -> None:
     assert answers[0] == answers[1]
 
 
-def test_max_tokens_is_cut_to_the_room_there_is(llm: LLM) -> None:
+def test_max_tokens_is_reduced_to_the_context(llm: LLM) -> None:
     [output] = llm.generate([[5] * 120], SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 8
     assert output.outputs[0].finish_reason == "length"
@@ -108,7 +108,7 @@ def test_bad_input_is_named_and_nothing_runs(llm: LLM, prompt: list[int], params
     assert not llm._engine.scheduler.has_work
 
 
-def test_the_start_says_what_fits(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_start_reports_what_fits(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     LLM(str(tiny), kv_cache_memory_bytes=4 << 20, max_model_len=1024, **OPTIONS)
     said = capsys.readouterr().err
     assert "Model weights: " in said
@@ -116,7 +116,7 @@ def test_the_start_says_what_fits(tiny: Path, capsys: pytest.CaptureFixture[str]
     assert "Maximum concurrency for 1,024 tokens per request: 4.00x" in said
 
 
-def test_too_little_memory_says_what_would_do(tiny: Path) -> None:
+def test_too_little_memory_names_the_required_amount(tiny: Path) -> None:
     with pytest.raises(ModelError, match="1024 tokens need 1048576 bytes"):
         LLM(str(tiny), kv_memory=1 << 19, max_model_len=1024, quiet=True, **OPTIONS)
 
@@ -138,7 +138,7 @@ def test_arguments_that_cannot_be_are_named(options: dict[str, Any], message: st
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-def test_text_token_by_token_adds_up_to_all_at_once(kind: Any) -> None:
+def test_text_token_by_token_equals_the_complete_text(kind: Any) -> None:
     tokenizer = make_tokenizer(512, kind, 100).backend_tokenizer
     decoder, draw = TextDecoder(tokenizer), random.Random(0)
     for _ in range(60):

@@ -19,7 +19,7 @@ def random_logits(rows: int, vocab_size: int = 300) -> torch.Tensor:
     return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(5)) * 3
 
 
-def test_logprobs_are_those_of_the_model_before_all_that_the_request_changes() -> None:
+def test_logprobs_are_those_before_all_changes_of_the_request() -> None:
     logits = random_logits(1)
     [result] = sample(logits, [Row((Sample(0, WILD, HISTORY, 2),), 3)])
     [token] = drawn(result)
@@ -30,12 +30,12 @@ def test_logprobs_are_those_of_the_model_before_all_that_the_request_changes() -
     assert [each.logprob for each in token.top] == pytest.approx(likeliest.values.tolist(), abs=1e-6)
 
 
-def test_nothing_is_told_unless_asked_for() -> None:
+def test_no_logprobs_without_a_request() -> None:
     [result] = sample(random_logits(1), [Row((Sample(0, GREEDY),), 3)])
     assert drawn(result)[0].top == ()
 
 
-def test_each_sample_is_told_as_many_as_it_asks_for() -> None:
+def test_each_sample_has_its_requested_number_of_logprobs() -> None:
     samples = tuple(Sample(0, replace(GREEDY, logprobs=count)) for count in (2, 0, 5))
     others = Row((Sample(0, replace(GREEDY, logprobs=9)),), 3)
     [result, _] = sample(random_logits(2), [Row(samples, 3), others])
@@ -52,13 +52,13 @@ def test_equal_logprobs_stand_in_order_of_id_also_at_the_end() -> None:
     assert [each.token_id for each in second.top] == [0, 1, 2]
 
 
-def test_no_more_are_told_than_there_are() -> None:
+def test_logprobs_are_limited_to_the_vocabulary() -> None:
     logits = random_logits(1, 3)
     [only] = described(logits, logits.logsumexp(-1), rows=[0], token_ids=[1], counts=[10])
     assert len(only.top) == 3
 
 
-def test_a_prompt_is_scored_by_the_logits_before_each_token() -> None:
+def test_prompt_is_scored_by_the_logits_before_each_token() -> None:
     """One row per prompt token; the token at p + 1 is scored by row p, the last row scores nothing."""
     logits = random_logits(6)
     prompt = [8, 250, 3, 17, 4, 99]

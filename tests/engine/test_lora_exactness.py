@@ -60,7 +60,7 @@ def logits_of(model: Any, prompt: list[int]) -> torch.Tensor:
     return logits
 
 
-def test_a_batch_of_all_adapters_equals_merged_weights(
+def test_batch_of_all_adapters_equals_merged_weights(
     checkpoint: Path, folders: dict[str, Path], expected: list[Any]
 ) -> None:
     paged = adapted(checkpoint, folders)
@@ -90,7 +90,7 @@ def test_adapters_change_the_answer(checkpoint: Path, expected: list[Any]) -> No
             assert (logits - other).abs().max() > 0.5
 
 
-def test_rows_without_adapter_are_bitwise_those_of_a_model_without(checkpoint: Path, folders: dict[str, Path]) -> None:
+def test_rows_without_adapter_are_bitwise_unchanged(checkpoint: Path, folders: dict[str, Path]) -> None:
     with_adapters, without = adapted(checkpoint, folders), PagedModel(checkpoint)
     prompts = [random_prompt(40), random_prompt(33)]
     results = []
@@ -112,7 +112,7 @@ def test_bfloat16_stays_near_float32(checkpoint: Path, folders: dict[str, Path],
     assert (logits - near).abs().mean() / near.abs().mean() < 0.1
 
 
-def test_the_attention_of_a_mixture_of_experts_is_adapted(tmp_path: Path) -> None:
+def test_attention_of_a_mixture_of_experts_is_adapted(tmp_path: Path) -> None:
     base = make_checkpoint(tmp_path / "base", "mixtral")
     folder = make_adapter(tmp_path / "adapter", base, 1, rank=5, targets=("q_proj", "v_proj", "o_proj"))
     adapters = AdapterSet()
@@ -163,7 +163,7 @@ def test_adapter_of_a_hybrid_model_equals_merged_weights(
         ("deepseek_v3", ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")),
     ],
 )
-def test_adapters_of_latent_attention_equal_merged_weights_but_for_what_it_absorbs(
+def test_adapters_of_latent_attention_equal_merged_weights_except_absorbed_ones(
     family: str, targets: tuple[str, ...], tmp_path: Path
 ) -> None:
     base = make_checkpoint(tmp_path / "base", family)

@@ -55,7 +55,7 @@ def restore(folder: Path, changed: dict[str, torch.Tensor], without: tuple[str, 
         ("a_field_of_tomorrow", {"changes": "all"}),
     ],
 )
-def test_what_is_not_computed_as_peft_would_is_refused_by_field(folder: Path, field: str, value: object) -> None:
+def test_adapter_unlike_pefts_computation_is_rejected_by_field(folder: Path, field: str, value: object) -> None:
     restate(folder, **{field: value})
     with pytest.raises(ModelError, match=field):
         read_adapter(folder)
@@ -69,7 +69,7 @@ def test_scales_follow_patterns_and_rank_stabilisation() -> None:
     assert AdapterConfig(16, 8.0, True, {}, {}, ()).scale_of("any") == 2.0
 
 
-def test_a_folder_without_configuration_is_refused(tmp_path: Path) -> None:
+def test_folder_without_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no adapter_config\.json"):
         read_adapter_config(tmp_path)
 
@@ -146,7 +146,7 @@ def test_adapter_config_targets_the_modules_that_peft_targets(
     assert read_adapter_config(folder).targets(module) is adapted
 
 
-def test_read_adapter_leaves_embedding_factors_aside_that_peft_does_not_target(folder: Path) -> None:
+def test_read_adapter_ignores_untargeted_embedding_factors(folder: Path) -> None:
     restore(folder, {"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(4, 8)}, ())
     assert "model.embed_tokens" not in read_adapter(folder).factors
 
@@ -183,27 +183,27 @@ def test_read_adapter_with_hostile_configuration_is_refused_by_file_and_field(
     ["[" * 200_000, '{"r": ' * 2000, " " * 70_000_000, "[]", "\0", "1" * 5000],
     ids=["unclosed", "nested", "large", "array", "zero", "digits"],
 )
-def test_read_adapter_configuration_that_is_no_bounded_json_object_is_refused(folder: Path, text: str) -> None:
+def test_read_adapter_with_an_invalid_configuration_is_rejected(folder: Path, text: str) -> None:
     (folder / "adapter_config.json").write_text(text)
     with pytest.raises(ModelError, match=r"adapter_config\.json"):
         read_adapter(folder)
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "README.md"])
-def test_read_adapter_of_a_folder_with_a_pipe_is_refused_at_once(folder: Path, name: str) -> None:
+def test_read_adapter_of_a_folder_with_a_pipe_is_rejected_immediately(folder: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
     with pytest.raises(ModelError, match=f"{name}: not a regular file"):
         read_adapter(folder)
 
 
-def test_a_target_without_tensors_is_refused(folder: Path) -> None:
+def test_target_without_tensors_is_refused(folder: Path) -> None:
     restate(folder, target_modules=["q_proj", "down_proj", "o_proj"])
     with pytest.raises(ModelError, match="nothing for o_proj"):
         read_adapter(folder)
 
 
-def test_an_adapter_of_the_head_is_refused(checkpoint: Path, folder: Path) -> None:
+def test_adapter_of_the_head_is_refused(checkpoint: Path, folder: Path) -> None:
     restate(folder, target_modules=["q_proj", "down_proj", "lm_head"])
     name = "base_model.model.lm_head.lora_{}.weight"
     restore(folder, {name.format("A"): torch.zeros(4, 64), name.format("B"): torch.zeros(512, 4)})
@@ -213,14 +213,14 @@ def test_an_adapter_of_the_head_is_refused(checkpoint: Path, folder: Path) -> No
         adapters.add("mine", read_adapter(folder))
 
 
-def test_an_adapter_of_another_size_of_model_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_adapter_of_another_size_of_model_is_refused(folder: Path, tmp_path: Path) -> None:
     adapters = AdapterSet()
     PagedModel(make_checkpoint(tmp_path / "wide", "llama", hidden_size=128), adapters=adapters)
     with pytest.raises(ModelError, match=r"self_attn\.q_proj of \[64, 64\], not \[64, 128\]|down_proj"):
         adapters.add("mine", read_adapter(folder))
 
 
-def test_the_digest_names_factors_and_scale_and_nothing_else(folder: Path) -> None:
+def test_digest_names_factors_and_scale_and_nothing_else(folder: Path) -> None:
     first = adapter_digest(folder)
     restate(folder, base_model_name_or_path="elsewhere", lora_dropout=0.5)
     assert adapter_digest(folder) == first

@@ -62,7 +62,7 @@ def test_each_row_is_multiplied_by_its_adapters_matrix(
     torch.testing.assert_close(y, wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_a_row_that_is_not_finite_spoils_no_other() -> None:
+def test_nonfinite_row_spoils_no_other() -> None:
     linear, matrices = adapted([(2, 3), (4, 1), (1, 1)])
     x = torch.randn(3, INPUTS)
     x[1] = torch.inf
@@ -71,7 +71,7 @@ def test_a_row_that_is_not_finite_spoils_no_other() -> None:
     torch.testing.assert_close(y[[0, 2]], torch.stack([matrices[1] @ x[0], matrices[3] @ x[2]]))
 
 
-def test_a_batch_without_adapters_does_not_touch_the_factors() -> None:
+def test_batch_without_adapters_does_not_touch_the_factors() -> None:
     linear, _ = adapted([(2, 3)])
     linear.modules = ()  # whoever asks them fails
     x = torch.randn(4, INPUTS)

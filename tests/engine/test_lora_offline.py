@@ -73,19 +73,19 @@ def test_blocks_are_shared_by_one_adapter_and_by_none_other(llm: LLM, loras: lis
     assert cached == [0, 0, 0, 96, 96, 96]
 
 
-def test_an_adapter_needs_an_engine_for_adapters(checkpoint: Path, loras: list[LoRARequest]) -> None:
+def test_adapter_needs_an_engine_for_adapters(checkpoint: Path, loras: list[LoRARequest]) -> None:
     plain = LLM(str(checkpoint), **{**OPTIONS, "enable_lora": False})
     with pytest.raises(ValueError, match="enable_lora"):
         plain.generate([[5, 6]], GREEDY, use_tqdm=False, lora_request=loras[0])
 
 
-def test_a_rank_above_the_limit_is_refused(checkpoint: Path, loras: list[LoRARequest]) -> None:
+def test_rank_above_the_limit_is_refused(checkpoint: Path, loras: list[LoRARequest]) -> None:
     limited = LLM(str(checkpoint), max_lora_rank=8, **OPTIONS)
     with pytest.raises(ValueError, match="rank of 'large' is 12"):
         limited.generate([[5, 6]], GREEDY, use_tqdm=False, lora_request=loras[1])
 
 
-def test_an_adapter_of_another_model_is_refused_before_anything_runs(llm: LLM, tmp_path: Path) -> None:
+def test_adapter_of_another_model_is_refused_before_anything_runs(llm: LLM, tmp_path: Path) -> None:
     other = make_checkpoint(tmp_path / "other", "llama", num_hidden_layers=6)
     stray = make_adapter(tmp_path / "stray", other, 1, rank=2, targets=("q_proj",))
     with pytest.raises(ModelError, match=r"'stray' changes model\.layers\.4"):

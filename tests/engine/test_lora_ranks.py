@@ -104,7 +104,7 @@ def served(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[Served]
         yield serves
 
 
-def test_adapters_come_and_go_between_steps(served: Served, checkpoint: Path, folders: list[Path]) -> None:
+def test_adapters_are_added_and_removed_between_steps(served: Served, checkpoint: Path, folders: list[Path]) -> None:
     models = [merged_model(checkpoint, folder) for folder in (None, *folders)]
     wanted = [[greedy(model, prompt, TOKENS) for prompt in PROMPTS] for model in models]
     first, second = (served.add(folder) for folder in folders)
@@ -128,7 +128,7 @@ def test_two_ranks_with_integer_weights_answer_as_one(checkpoint: Path, folders:
     assert answers[0] == answers[1]
 
 
-def test_a_rank_that_reads_another_file_refuses_and_later_adapters_are_right(
+def test_rank_that_reads_another_file_refuses_and_later_adapters_are_right(
     checkpoint: Path, folders: list[Path]
 ) -> None:
     with serving(checkpoint, 2) as serves:
@@ -139,7 +139,7 @@ def test_a_rank_that_reads_another_file_refuses_and_later_adapters_are_right(
         assert serves.answers([number] * 3) == [greedy(model, prompt, TOKENS) for prompt in PROMPTS]
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(
+def test_file_that_changes_while_it_is_read_is_refused(
     checkpoint: Path, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests = iter(("before", "after"))

@@ -21,7 +21,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("family", TARGETS)
-def test_a_batch_of_base_and_adapters_equals_merged_weights(family: str, tmp_path: Path) -> None:
+def test_batch_of_base_and_adapters_equals_merged_weights(family: str, tmp_path: Path) -> None:
     base = make_checkpoint(tmp_path / "base", family)
     one = make_adapter(tmp_path / "one", base, 1, rank=3, targets=TARGETS[family][:1])
     all_targets = make_adapter(tmp_path / "all", base, 2, rank=8, targets=TARGETS[family], fan_in_fan_out=True)

@@ -77,7 +77,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtherRanks]:
     made.close()
 
 
-def test_a_step_that_ends_without_the_part_of_a_lost_rank_makes_no_tokens(ranks: OtherRanks, tmp_path: Path) -> None:
+def test_step_that_ends_without_the_part_of_a_lost_rank_makes_no_tokens(ranks: OtherRanks, tmp_path: Path) -> None:
     paged, streams = PagedModel(make_checkpoint(tmp_path, "llama"), BLOCK, BLOCKS), OnStreams()
     collectives = cast("Collectives", streams)
     assert isinstance(paged.model, DecoderModel)

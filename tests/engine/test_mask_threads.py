@@ -37,7 +37,7 @@ def after(event: threading.Event) -> Callable[[], torch.Tensor]:
     return work
 
 
-def test_what_was_made_and_what_went_wrong_reach_who_asked(threads: MaskThreads) -> None:
+def test_masks_and_errors_reach_their_requests(threads: MaskThreads) -> None:
     def fail() -> torch.Tensor:
         raise GrammarFailed("no way on")
 
@@ -48,7 +48,7 @@ def test_what_was_made_and_what_went_wrong_reach_who_asked(threads: MaskThreads)
         masks[1].result()
 
 
-def test_waiting_ends_in_time_and_tells_who_is_late(threads: MaskThreads) -> None:
+def test_wait_is_bounded_and_names_late_masks(threads: MaskThreads) -> None:
     go = threading.Event()
     slow, quick = asked(threads, after(go)), asked(threads, lambda: BITS)
     assert wait([slow, quick], BOUND_S, first=True) in ([slow], [])
@@ -57,7 +57,7 @@ def test_waiting_ends_in_time_and_tells_who_is_late(threads: MaskThreads) -> Non
     assert wait([slow], BOUND_S) == []
 
 
-def test_masks_behind_a_slow_one_are_made_by_the_other_thread_once_it_is_woken(threads: MaskThreads) -> None:
+def test_masks_behind_a_slow_one_are_computed_by_the_other_thread(threads: MaskThreads) -> None:
     """Asked for in one go, all may stand behind the slow one; the next that comes, be it nothing, helps them."""
     go = threading.Event()
     slow = asked(threads, after(go))
@@ -68,7 +68,7 @@ def test_masks_behind_a_slow_one_are_made_by_the_other_thread_once_it_is_woken(t
     go.set()
 
 
-def test_what_was_not_begun_when_they_are_closed_is_left_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queued_masks_are_dropped_at_close(monkeypatch: pytest.MonkeyPatch) -> None:
     go, begun, before = threading.Event(), threading.Event(), set(threading.enumerate())
 
     def work() -> torch.Tensor:
@@ -92,7 +92,7 @@ def test_what_was_not_begun_when_they_are_closed_is_left_undone(monkeypatch: pyt
     assert not other.is_ready
 
 
-def test_threads_end_when_they_are_given_up() -> None:
+def test_threads_end_when_released() -> None:
     before = set(threading.enumerate())
     threads = MaskThreads(2)
     wait([asked(threads, lambda: BITS)], BOUND_S)
@@ -106,7 +106,7 @@ def test_threads_end_when_they_are_given_up() -> None:
         assert not thread.is_alive()
 
 
-def test_masks_are_made_at_the_usual_priority_and_off_the_cores_of_a_thread_that_counts_as_idle() -> None:
+def test_masks_are_computed_at_normal_priority_off_idle_cores() -> None:
     """A prefill worker's engine asks so; the same threads go on when the worker becomes a decode worker."""
     threads, made = MaskThreads(1), []
     core = min(os.sched_getaffinity(0))

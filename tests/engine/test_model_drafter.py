@@ -90,14 +90,14 @@ def test_model_drafter_is_a_costly_drafter() -> None:
     assert isinstance(Drafting(4).drafter, CostlyDrafter)
 
 
-def test_a_prompt_is_caught_up_with_and_then_continued() -> None:
+def test_prompt_is_caught_up_with_and_then_continued() -> None:
     drafting, answer = Drafting(40), Answer(100)
     assert drafting.step([answer]) == [[]]
     assert drafting.step([answer]) == [following(answer.token_ids, MOST)]
 
 
 @pytest.mark.parametrize("right", range(MOST + 1))
-def test_drafts_go_on_behind_those_that_were_right(right: int) -> None:
+def test_drafts_continue_after_accepted_ones(right: int) -> None:
     drafting, answer = Drafting(10), Answer(5)
     for _ in range(6):
         [drafted] = drafting.step([answer])
@@ -120,7 +120,7 @@ def test_all_answers_of_a_step_share_its_passes() -> None:
     assert [len(chunks) for chunks in drafting.model.passes] == [3] * MOST
 
 
-def test_a_draft_ends_where_the_answer_would() -> None:
+def test_draft_ends_where_the_answer_would() -> None:
     drafting, answer = Drafting(10), Answer(5)
     stop = following(answer.token_ids, 2)[1]
     assert drafting.step([Answer(5, stops=[stop])]) == [following(answer.token_ids, 2)]
@@ -143,7 +143,7 @@ def test_catching_up_is_done_in_chunks_the_oldest_answer_first() -> None:
     assert [chunk.token_ids for chunk in model.passes[1]] == [old.token_ids[256:-1], new.token_ids[:-1]]
 
 
-def test_the_least_room_is_enough_for_more_tokens_than_an_answer_makes() -> None:
+def test_least_room_is_enough_for_more_tokens_than_an_answer_makes() -> None:
     clock, model = count(), Model()  # each pass takes a second
     drafter = ModelDrafter(model.run, 200, BLOCK, ANY, clock=lambda: float(next(clock)))
     drafter.measure()
@@ -153,7 +153,7 @@ def test_the_least_room_is_enough_for_more_tokens_than_an_answer_makes() -> None
     assert len(model.passes[-1][0].token_ids) >= 8
 
 
-def test_an_answer_that_fell_behind_catches_up_again() -> None:
+def test_answer_that_fell_behind_catches_up_again() -> None:
     drafting, answer = Drafting(40), Answer(5)
     drafting.step([answer])
     answer.token_ids += range(MAX_FIRST_TOKENS + 3)
@@ -170,7 +170,7 @@ def test_blocks_are_freed_when_an_answer_ends() -> None:
     assert drafting.held == 0
 
 
-def test_an_answer_that_waits_gives_its_blocks_to_those_that_run() -> None:
+def test_waiting_answer_gives_its_blocks_to_running_ones() -> None:
     drafting = Drafting(6)
     waiting, idle, running = Answer(5, 1), Answer(5, 2), Answer(5, 3)
     drafting.step([waiting])
@@ -185,7 +185,7 @@ def test_an_answer_that_waits_gives_its_blocks_to_those_that_run() -> None:
     assert drafting.step([waiting]) == [following(waiting.token_ids, MOST)], "and is computed again"
 
 
-def test_the_newest_of_a_step_gives_way_to_older_ones_and_never_the_other_way() -> None:
+def test_newest_of_a_step_gives_way_to_older_ones_and_never_the_other_way() -> None:
     drafting, old, new = Drafting(5), Answer(5, 1), Answer(5, 2)
     assert all(drafting.step([old, new]))
     old.token_ids += following(old.token_ids, 5)  # takes a block more
@@ -206,7 +206,7 @@ def test_no_more_is_offered_than_pool_and_model_have_positions_for(blocks: int, 
         assert drafting.drafter.offers([Answer(tokens)], [MOST])[0].tokens == offered
 
 
-def test_an_answer_that_comes_out_not_finite_gets_no_drafts_and_others_do() -> None:
+def test_nonfinite_answer_gets_no_drafts_and_others_do() -> None:
     drafting, bad, good = Drafting(10), Answer(5, 1), Answer(6, 2)
     drafting.model.spoilt_tokens = 6  # with the second pass of the one, and the first of the other
     assert drafting.step([bad, Answer(3)]) == [[], following(Answer(3).token_ids, MOST)]
@@ -216,7 +216,7 @@ def test_an_answer_that_comes_out_not_finite_gets_no_drafts_and_others_do() -> N
     assert drafting.drafter.offers([bad], [MOST]) == [Offer(0)]
 
 
-def test_a_prompt_that_comes_out_not_finite_while_it_is_caught_up_with_gets_no_drafts() -> None:
+def test_nonfinite_prompt_gets_no_drafts_while_catching_up() -> None:
     drafting, answer = Drafting(10), Answer(20)
     drafting.model.spoilt_tokens = 19
     assert [drafting.step([answer]) for _ in range(3)] == [[[]]] * 3
@@ -244,7 +244,7 @@ class Replaying(Model):
         return super().run(plan)
 
 
-def test_passes_are_priced_as_they_are_run() -> None:
+def test_passes_are_priced_as_run() -> None:
     model = Replaying()
     drafter = ModelDrafter(model.run, 200, BLOCK, ANY, clock=lambda: model.now_s)
     drafter.measure()
@@ -259,7 +259,7 @@ def test_passes_are_priced_as_they_are_run() -> None:
     assert drafter.begin_s == pytest.approx(0.004, rel=0.1)
 
 
-def test_a_disturbed_first_pass_counts_little_and_is_forgotten_where_nothing_is_drafted() -> None:
+def test_disturbed_first_pass_counts_little_and_is_forgotten_without_drafts() -> None:
     model = Replaying()
     drafter = ModelDrafter(model.run, 200, BLOCK, ANY, clock=lambda: model.now_s)
     drafter.measure()
@@ -282,7 +282,7 @@ def test_a_disturbed_first_pass_counts_little_and_is_forgotten_where_nothing_is_
     assert drafter.begin_s < 1e-6
 
 
-def test_a_prefix_that_was_computed_for_another_answer_is_not_computed_again() -> None:
+def test_prefix_that_was_computed_for_another_answer_is_not_computed_again() -> None:
     drafting, first, second = Drafting(40), Answer(20, is_cached=True), Answer(20, is_cached=True)
     second.token_ids += [1, 2, 3]
     for _ in range(2):
@@ -298,7 +298,7 @@ def test_a_prefix_that_was_computed_for_another_answer_is_not_computed_again() -
     assert drafting.step([third]) == [following(third.token_ids, MOST)], "its KV is still there"
 
 
-def test_blocks_that_came_out_not_finite_are_found_by_nobody() -> None:
+def test_nonfinite_blocks_are_found_by_nobody() -> None:
     drafting, bad, again = Drafting(40), Answer(20, is_cached=True), Answer(20, is_cached=True)
     for _ in range(2):
         drafting.step([bad])
@@ -310,7 +310,7 @@ def test_blocks_that_came_out_not_finite_are_found_by_nobody() -> None:
 
 
 @pytest.mark.parametrize("blocks", [6, 12, 40])
-def test_whatever_happens_drafts_are_what_follows_and_no_block_is_lost(blocks: int) -> None:
+def test_drafts_always_follow_the_answer_and_no_block_is_lost(blocks: int) -> None:
     """Answers come, grow, wait and end at random; some are too long for the pool."""
     draw = random.Random(blocks)
     drafting, here, seen = Drafting(blocks), list[Answer](), 0

@@ -103,13 +103,13 @@ def test_unchanged_nothing_is_found() -> None:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
-def test_a_changed_line_is_found(mutation: Mutation) -> None:
+def test_changed_line_is_found(mutation: Mutation) -> None:
     changed = world_with(mutation)  # a mutation without its line fails here
     with pytest.raises(Exception):  # noqa: B017 -- whichever check sees it first
         explore(changed)
 
 
 @pytest.mark.parametrize("old", ["no such line", "self._references[block]"])
-def test_a_mutation_whose_line_does_not_stand_once_is_refused(old: str) -> None:
+def test_mutation_without_a_unique_line_is_rejected(old: str) -> None:
     with pytest.raises(LookupError, match=r"engine\.kv_cache\.block_pool has .* [02-9] times instead of once"):
         world_with(Mutation(POOL, old, "pass"))

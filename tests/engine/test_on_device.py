@@ -85,7 +85,7 @@ def load_part(folder: Path) -> None:
     ],
     ids=["decoder", "rank", "transformers", "encoder"],
 )
-def test_a_model_is_made_on_its_device_and_whole_for_other_streams(
+def test_model_is_made_on_its_device_and_whole_for_other_streams(
     make: Callable[[Path, str], Path],
     family: str,
     load_it: Callable[[Path], None],
@@ -100,7 +100,7 @@ def full(*arguments: Any, **named: Any) -> Any:
     raise FULL
 
 
-def test_a_model_that_does_not_fit_is_refused_with_its_size(
+def test_model_that_does_not_fit_is_refused_with_its_size(
     events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load, "_load_decoder", full)
@@ -113,7 +113,7 @@ def test_a_model_that_does_not_fit_is_refused_with_its_size(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_pool_that_does_not_fit_is_refused_with_its_size(
+def test_pool_that_does_not_fit_is_refused_with_its_size(
     ranks: int, events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ModelOptions(make_checkpoint(tmp_path, "llama"), CPU, "float32", 16, 64 << 20, None, tensor_parallel=ranks)

@@ -68,19 +68,19 @@ def test_admission_counts_tokens_that_overtook_in_earlier_steps() -> None:
     assert went == 4
 
 
-def test_admission_lets_nobody_overtake_a_prompt_without_room() -> None:
+def test_admission_lets_nobody_overtake_a_prompt_without_capacity() -> None:
     line = Line(Waiter("coming", 9, coming=True), Waiter("large", 9), Waiter("small", 1), room_tokens=5)
     assert line.step() == []
 
 
-def test_admission_looks_ahead_a_bounded_number_of_prompts() -> None:
+def test_admission_inspects_a_bounded_number_of_prompts() -> None:
     coming = [Waiter(str(number), 10, coming=True) for number in range(LOOKAHEAD + 1)]
     assert Line(*coming, Waiter("last", 1)).step() == []
     assert Line(*coming[1:], Waiter("last", 1)).step() == ["last"]
 
 
 @pytest.mark.parametrize("prefill_only", [True, False])
-def test_the_scheduler_looks_past_a_prompt_whose_block_is_coming(prefill_only: bool) -> None:
+def test_scheduler_skips_a_prompt_awaiting_a_block(prefill_only: bool) -> None:
     scheduler = mixed(64)
     prompt = partial(shared_prompt, prefill_only=prefill_only)
     scheduler.add(prompt(1, shared_blocks=4, own_tokens=3))
@@ -93,7 +93,7 @@ def test_the_scheduler_looks_past_a_prompt_whose_block_is_coming(prefill_only: b
 
 
 @pytest.mark.parametrize("prefill_only", [True, False])
-def test_scheduler_lets_a_prompt_be_overtaken_by_its_own_size_at_most(prefill_only: bool) -> None:
+def test_scheduler_lets_a_prompt_be_overtaken_by_at_most_its_size(prefill_only: bool) -> None:
     scheduler = mixed(40)
     prompt = partial(shared_prompt, prefill_only=prefill_only)
     scheduler.add(prompt(1, shared_blocks=4, own_tokens=40))

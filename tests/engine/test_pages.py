@@ -14,7 +14,7 @@ def pool():
     pool.check_conservation()
 
 
-def test_a_fresh_pool_is_free(pool):
+def test_fresh_pool_is_free(pool):
     assert pool.counts == BlockCounts(total=4, free=4, cached=0, held=0)
 
 
@@ -31,7 +31,7 @@ def test_allocation_is_all_or_nothing(pool):
     assert pool.counts.free == 1
 
 
-def test_a_shared_block_is_free_only_after_its_last_reader(pool):
+def test_shared_block_is_free_only_after_its_last_reader(pool):
     [block] = pool.allocate(1)
     pool.share(block)
     pool.release(block)
@@ -40,7 +40,7 @@ def test_a_shared_block_is_free_only_after_its_last_reader(pool):
     assert pool.counts.free == 4
 
 
-def test_a_free_block_cannot_be_released_shared_or_published(pool):
+def test_free_block_cannot_be_released_shared_or_published(pool):
     [block] = pool.allocate(1)
     pool.release(block)
     with pytest.raises(BlockError):
@@ -58,7 +58,7 @@ def test_held_only_by_counts_blocks_without_other_readers(pool):
     assert pool.held_only_by([blocks, blocks[:1]]) == 3
 
 
-def test_a_table_is_released_exactly_once(pool):
+def test_table_is_released_exactly_once(pool):
     table = BlockTable(pool, pool.allocate(2))
     table.release()
     with pytest.raises(BlockError):
@@ -73,7 +73,7 @@ def test_released_blocks_are_neighbours_again(pool):
     assert pool.allocate(3) == [0, 1, 2]
 
 
-def test_a_released_table_cannot_grow(pool):
+def test_released_table_cannot_grow(pool):
     table = BlockTable(pool, [])
     table.release()
     with pytest.raises(BlockError):
@@ -81,7 +81,7 @@ def test_a_released_table_cannot_grow(pool):
     assert pool.counts.free == 4
 
 
-def test_the_numbers_of_a_table_are_its_blocks_and_those_that_a_step_has_stay_as_they_are() -> None:
+def test_table_numbers_of_a_running_step_do_not_change() -> None:
     pool = BlockPool(8)
     table = BlockTable(pool, pool.allocate(2))
     taken = table.numbers
@@ -94,7 +94,7 @@ def test_the_numbers_of_a_table_are_its_blocks_and_those_that_a_step_has_stay_as
     assert tuple(table.numbers) == table.blocks != tuple(before)
 
 
-def test_a_fork_shares_its_blocks(pool):
+def test_fork_shares_its_blocks(pool):
     table = BlockTable(pool, pool.allocate(2))
     fork = table.fork(1)
     table.release()
@@ -112,7 +112,7 @@ def test_own_column_is_unknown_once_its_block_is_shared(pool):
     assert table.grow(1, 4) == [BlockCopy(source=0, destination=1)]
 
 
-def test_a_shared_block_is_copied_before_it_is_written(pool):
+def test_shared_block_is_copied_before_it_is_written(pool):
     table = BlockTable(pool, pool.allocate(2))
     fork = table.fork(2)
     assert fork.make_writable(1) == [BlockCopy(source=1, destination=2)]
@@ -130,7 +130,7 @@ def test_acquiring_takes_nothing_where_room_is_short(pool):
     assert pool.counts == BlockCounts(total=4, free=3, cached=1, held=0)
 
 
-def test_what_is_distrusted_is_not_found_again_nor_what_was_computed_after_it(pool):
+def test_distrusted_block_and_its_descendants_are_not_found(pool):
     blocks = pool.allocate(3)
     for block, (block_hash, parent) in zip(blocks, [(b"a", None), (b"ab", b"a"), (b"abc", b"ab")], strict=True):
         pool.publish(block, block_hash, parent)
@@ -152,7 +152,7 @@ def test_conservation_notices_a_lost_block(pool):
         broken.check_conservation()
 
 
-def test_a_block_that_completes_is_named_without_a_look_at_those_before_it() -> None:
+def test_completed_block_is_named_from_its_parent_alone() -> None:
     pool, published = BlockPool(100), list[bytes]()
     table, hashes = BlockTable(pool, pool.allocate(100)), [bytes((number,)) * 32 for number in range(100)]
     table.publish(hashes[:99])

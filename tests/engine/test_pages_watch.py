@@ -18,7 +18,7 @@ def cached_chain(pool: BlockPool, name: str, length: int) -> list[bytes]:
     return hashes
 
 
-def test_a_watch_shows_the_longest_known_prefix_and_holds_nothing() -> None:
+def test_watch_shows_the_longest_known_prefix_and_holds_nothing() -> None:
     pool = BlockPool(6)
     hashes = cached_chain(pool, "a", 3)
     held = pool.lookup(hashes[:1])
@@ -39,7 +39,7 @@ def test_room_is_made_of_others_first_and_then_of_watched_blocks_too() -> None:
     pool.check_conservation()
 
 
-def test_the_last_of_a_watched_chain_goes_first() -> None:
+def test_last_of_a_watched_chain_goes_first() -> None:
     pool = BlockPool(3)
     hashes = cached_chain(pool, "a", 3)
     pool.watch(hashes)
@@ -47,7 +47,7 @@ def test_the_last_of_a_watched_chain_goes_first() -> None:
     assert len(pool.lookup(hashes)) == 2
 
 
-def test_a_watch_renews_what_it_shows() -> None:
+def test_watch_updates_its_blocks() -> None:
     pool = BlockPool(4)
     older, newer = cached_chain(pool, "a", 2), cached_chain(pool, "b", 2)
     pool.unwatch(pool.watch(older))
@@ -69,7 +69,7 @@ def test_watches_of_single_blocks_break_one_by_one_and_renew_nothing() -> None:
     pool.check_conservation()
 
 
-def test_an_ended_watch_is_told_nothing_more() -> None:
+def test_closed_watch_receives_nothing() -> None:
     pool = BlockPool(2)
     watch = pool.watch(cached_chain(pool, "a", 2))
     pool.unwatch(watch)

@@ -51,7 +51,7 @@ def test_frequency_and_presence_count_the_answer_alone() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"frequency_penalty": -0.5}, {"presence_penalty": -1.5}])
-def test_a_negative_penalty_favours_what_was_said(fields: dict[str, Any]) -> None:
+def test_negative_penalty_favours_earlier_tokens(fields: dict[str, Any]) -> None:
     logits = random_logits(1)
     change = penalised(logits, sample_of(replace(PLAIN, **fields))) - logits
     assert torch.nonzero(change > 0).tolist() == [[0, 9], [0, 12]]
@@ -64,7 +64,7 @@ def test_nothing_is_counted_before_the_first_token() -> None:
     assert torch.equal(penalised(logits, sample_of(params, HISTORY[:PROMPT])), logits)
 
 
-def test_repetition_comes_before_frequency_and_presence() -> None:
+def test_repetition_penalty_precedes_frequency_and_presence() -> None:
     logits = random_logits(1)
     both = replace(PLAIN, repetition_penalty=1.5, frequency_penalty=0.3, presence_penalty=0.7)
     first = penalised(logits, sample_of(replace(PLAIN, repetition_penalty=1.5)))

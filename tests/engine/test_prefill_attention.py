@@ -65,7 +65,7 @@ class Timer:
         return self.now_s
 
 
-def test_a_shape_is_the_librarys_where_that_is_clearly_faster() -> None:
+def test_library_is_chosen_for_shapes_where_it_is_clearly_faster() -> None:
     short, even, long = ChunkShape(256, 1024), ChunkShape(1024, 1024), ChunkShape(1024, 4096)
     assert decide([Timed(short, 1.0, 2.0), Timed(even, 1.0, 0.96), Timed(long, 1.0, 0.9)]) == {long}
     assert not decide([]) and not decide([Timed(long, 1.0, math.inf)])
@@ -84,7 +84,7 @@ def test_a_shape_is_the_librarys_where_that_is_clearly_faster() -> None:
         (20, 30, False),
     ],
 )
-def test_a_chunk_is_computed_as_at_the_measured_shape_with_fewer_tokens_in_a_longer_context(
+def test_unmeasured_chunk_uses_the_choice_for_fewer_tokens_in_a_longer_context(
     tokens: int, end: int, taken: bool
 ) -> None:
     choice = PrefillChoice(frozenset({ChunkShape(1024, 4096), ChunkShape(4096, 4096)}))
@@ -101,18 +101,18 @@ def test_both_are_measured_at_every_shape_that_the_pool_has_room_for(caplog: pyt
     assert "256 of 1024, 256 of 4096" in said and "measured at 5 shapes" in said
 
 
-def test_the_largest_shapes_are_measured_before_the_time_is_over() -> None:
+def test_largest_shapes_are_measured_before_the_time_is_over() -> None:
     timer = Timer(2.0, 1.0, pause_s=0.4 * BUDGET_S)
     assert choose(PrefillAttention.AUTO, CONFIG, pool(), timer, timer.now).by_library == {(1024, 4096), (4096, 4096)}
 
 
-def test_a_kernel_that_fails_is_never_taken(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_kernel_is_never_chosen(caplog: pytest.LogCaptureFixture) -> None:
     timer = Timer(2.0, None)
     assert choose(PrefillAttention.AUTO, CONFIG, pool(32), timer, timer.now) == OURS
     assert "no kernel for these heads" in caplog.messages[0]
 
 
-def test_what_is_measured_computes_and_writes_nothing_to_the_pool() -> None:
+def test_measurement_writes_nothing_to_the_pool() -> None:
     kv, results = pool(32), []
 
     def timer(call: Callable[[], object]) -> float:
@@ -125,7 +125,7 @@ def test_what_is_measured_computes_and_writes_nothing_to_the_pool() -> None:
     assert len(results) == 4 and torch.equal(kv.data, before)
 
 
-def test_a_choice_that_is_asked_for_is_not_measured() -> None:
+def test_demanded_choice_is_not_measured() -> None:
     timer = Timer(1.0, 1.0)
     assert choose(PrefillAttention.TRITON, CONFIG, pool(), timer, timer.now) == OURS
     assert choose(PrefillAttention.SDPA, CONFIG, pool(), timer, timer.now).takes(chunk(300, 16384))
@@ -133,19 +133,19 @@ def test_a_choice_that_is_asked_for_is_not_measured() -> None:
 
 
 @pytest.mark.parametrize("asked", PrefillAttention)
-def test_a_quantised_pool_is_read_by_our_kernel(asked: PrefillAttention) -> None:
+def test_quantised_pool_is_read_by_our_kernel(asked: PrefillAttention) -> None:
     timer = Timer(2.0, 1.0)
     assert choose(asked, CONFIG, pool(dtype=torch.int8), timer, timer.now) == OURS
     assert timer.calls == 0
 
 
-def test_a_device_for_which_pytorch_has_no_kernel_uses_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_for_which_pytorch_has_no_kernel_uses_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill_attention, "is_fast_gathered", lambda heads, kv: False)
     timer = Timer(2.0, 1.0)
     assert choose(PrefillAttention.SDPA, CONFIG, pool(), timer, timer.now) == OURS
 
 
-def test_the_memory_set_aside_is_that_of_keys_values_results_and_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_set_aside_is_that_of_keys_values_results_and_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert library_bytes(CONFIG, torch.bfloat16) == (2 * 2 * 16384 + 4 * 4096) * 16 * 2
     short = replace(CONFIG, max_positions=100)
     assert library_bytes(short, torch.float32) == (2 * 2 * 100 + 4 * 100) * 16 * 4
@@ -168,7 +168,7 @@ def test_flashinfer_is_the_library_where_its_kernels_are_compiled(
 
 
 @pytest.mark.parametrize("asked", [PrefillAttention.AUTO, PrefillAttention.SDPA, PrefillAttention.TRITON])
-def test_a_start_does_not_wait_until_flashinfer_is_compiled(
+def test_start_does_not_wait_until_flashinfer_is_compiled(
     asked: PrefillAttention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     imitated_flashinfer.install(monkeypatch, compiled=False)
@@ -177,7 +177,7 @@ def test_a_start_does_not_wait_until_flashinfer_is_compiled(
     assert choose(PrefillAttention.FLASHINFER, CONFIG, pool(), timer, timer.now).planner is not None
 
 
-def test_flashinfer_that_is_asked_for_and_not_there_is_an_error() -> None:
+def test_missing_demanded_flashinfer_is_an_error() -> None:
     with pytest.raises(ModelError, match="prefill-attention: flashinfer cannot be loaded: No module"):
         choose(PrefillAttention.FLASHINFER, CONFIG, pool())
 
@@ -203,7 +203,7 @@ def test_chunks_of_a_library_stand_behind_the_others() -> None:
     assert [batch.chunk_rows[index].start for index in (2, 1, 3, 0, 4)] == [0, 1, 10, 12, 15]
 
 
-def test_the_batches_of_a_runner_follow_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_a_runner_follow_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     imitated_flashinfer.install(monkeypatch)
     paged, compute = PagedModel(make_checkpoint(tmp_path, "llama")), DecoderModel.hidden
     seen: list[PrefillChunks] = []
@@ -224,7 +224,7 @@ def test_the_batches_of_a_runner_follow_its_choice(tmp_path: Path, monkeypatch: 
     assert planned.by_library == 1 and planned.planned is not None
 
 
-def test_rows_with_an_adapter_stay_side_by_side_and_chunks_between_them_are_ours() -> None:
+def test_adapter_rows_stay_together_and_chunks_between_them_use_own_kernels() -> None:
     chunks = [chunk(8, 8, adapter=1), chunk(3, 3), chunk(9, 9), chunk(4, 4, adapter=2)]
     batch = make_batch(chunks, 32, CPU, by_library=lambda each: len(each.token_ids) != 3)
     assert batch.prefills is not None and batch.prefills.by_library == 1
@@ -232,6 +232,6 @@ def test_rows_with_an_adapter_stay_side_by_side_and_chunks_between_them_are_ours
     assert batch.adapters is not None and batch.adapters.rows == slice(0, 12)
 
 
-def test_a_batch_leaves_nothing_to_a_library_unless_told() -> None:
+def test_batch_leaves_nothing_to_a_library_unless_told() -> None:
     batch = make_batch([chunk(300, 300)], 32, CPU)
     assert batch.prefills is not None and batch.prefills.by_library == 0

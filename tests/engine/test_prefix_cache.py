@@ -32,7 +32,7 @@ def known(pool: BlockPool, hashes: Sequence[bytes]) -> int:
     return len(blocks)
 
 
-def test_a_published_block_stays_cached_after_its_last_reader(pool):
+def test_published_block_stays_cached_after_its_last_reader(pool):
     cached_chain(pool, [b"a", b"b"])
     assert pool.counts == BlockCounts(total=6, free=4, cached=2, held=0)
 
@@ -48,14 +48,14 @@ def test_lookup_stops_at_the_first_unknown_hash(pool):
     assert pool.lookup([b"x", b"b"]) == []
 
 
-def test_a_block_still_held_is_shared_by_lookup(pool):
+def test_block_still_held_is_shared_by_lookup(pool):
     table = held_chain(pool, [b"a"])
     assert pool.lookup([b"a"]) == [0]
     table.release()
     assert pool.counts.held == 1
 
 
-def test_the_first_block_of_a_hash_stays(pool):
+def test_first_block_of_a_hash_stays(pool):
     held_chain(pool, [b"a"])
     [second] = pool.allocate(1)
     pool.publish(second, b"a", None)
@@ -64,7 +64,7 @@ def test_the_first_block_of_a_hash_stays(pool):
     assert pool.counts.cached == 0, "the second block was never cached"
 
 
-def test_a_block_has_one_hash_only(pool):
+def test_block_has_one_hash_only(pool):
     [block] = pool.allocate(1)
     pool.publish(block, b"a", None)
     with pytest.raises(BlockError):
@@ -77,7 +77,7 @@ def test_free_blocks_go_before_cached_ones(pool):
     assert known(pool, [b"a", b"b"]) == 2
 
 
-def test_the_least_recently_used_block_is_evicted_first(pool):
+def test_least_recently_used_block_is_evicted_first(pool):
     for name in (b"a", b"b", b"c"):
         cached_chain(pool, [name])
     assert known(pool, [b"a"]) == 1, "a is now the last one used"
@@ -91,7 +91,7 @@ def test_leaves_are_evicted_before_their_parents(pool):
     assert known(pool, [b"a", b"b", b"c"]) == 2
 
 
-def test_a_parent_older_than_its_cached_child_outlives_it(pool):
+def test_parent_older_than_its_cached_child_outlives_it(pool):
     first = BlockTable(pool, pool.allocate(1))
     second = BlockTable(pool, pool.allocate(2))  # computed the same first block at the same time
     first.publish([b"a"])

@@ -23,7 +23,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> ModelOptions:
     return ModelOptions(folder, torch.device("cpu"), "float32", 16, 4 * MIB, None)
 
 
-def test_the_pool_is_as_large_as_the_memory_allows(options: ModelOptions) -> None:
+def test_pool_is_as_large_as_the_memory_allows(options: ModelOptions) -> None:
     prepared = prepare_model(options)
     assert prepared.total_blocks == options.kv_memory_bytes // prepared.layout.block_bytes
     assert prepared.pool_bytes <= options.kv_memory_bytes
@@ -35,7 +35,7 @@ def test_little_memory_shortens_the_longest_answer(options: ModelOptions) -> Non
     assert prepare_model(replace(options, kv_memory_bytes=3 * block_bytes)).max_model_len == 48
 
 
-def test_the_error_says_how_much_memory_would_do(options: ModelOptions) -> None:
+def test_error_says_how_much_memory_would_do(options: ModelOptions) -> None:
     block_bytes = prepare_model(options).layout.block_bytes
     short = replace(options, kv_memory_bytes=2 * block_bytes, max_model_len=33)
     with pytest.raises(ModelError, match=f"need {3 * block_bytes} bytes") as refused:
@@ -44,7 +44,7 @@ def test_the_error_says_how_much_memory_would_do(options: ModelOptions) -> None:
     prepare_model(replace(short, kv_memory_bytes=3 * block_bytes))
 
 
-def test_less_than_two_blocks_is_no_pool(options: ModelOptions) -> None:
+def test_pool_of_less_than_two_blocks_is_rejected(options: ModelOptions) -> None:
     with pytest.raises(ModelError, match="kv-memory"):
         prepare_model(replace(options, kv_memory_bytes=1))
 
@@ -54,7 +54,7 @@ def test_more_than_the_model_has_positions_for_is_refused(options: ModelOptions)
         prepare_model(replace(options, max_model_len=10**9))
 
 
-def test_the_fingerprint_knows_the_layout(options: ModelOptions) -> None:
+def test_fingerprint_knows_the_layout(options: ModelOptions) -> None:
     same = prepare_model(replace(options, kv_memory_bytes=2 * MIB)).fingerprint
     assert prepare_model(options).fingerprint == same
     assert prepare_model(replace(options, block_tokens=32)).fingerprint != same
@@ -70,12 +70,12 @@ def test_auto_takes_bf16_only_where_it_is_fast(
     assert resolve_dtype(replace(options, dtype="auto", folder=tmp_path)) is expected
 
 
-def test_an_unknown_dtype_is_named(options: ModelOptions) -> None:
+def test_unknown_dtype_is_named(options: ModelOptions) -> None:
     with pytest.raises(ModelError, match="int3"):
         resolve_dtype(replace(options, dtype="int3"))
 
 
-def test_a_loaded_runner_warms_up_on_its_own_cores(options: ModelOptions) -> None:
+def test_loaded_runner_warms_up_on_its_cores(options: ModelOptions) -> None:
     prepared = prepare_model(options)
     runner = prepared.load(torch.zeros(prepared.pool_bytes, dtype=torch.uint8), progress=False)
     everywhere = os.sched_getaffinity(0)

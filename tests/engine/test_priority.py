@@ -43,7 +43,7 @@ def policies_here(kernel: Path, own_session: bool) -> list[int]:
     return [*found, os.sched_getscheduler(0)]
 
 
-def test_a_thread_counts_as_idle_in_a_session_of_its_own(kernel: Path) -> None:
+def test_thread_in_its_own_session_counts_as_idle(kernel: Path) -> None:
     assert policies(kernel) == [os.SCHED_IDLE, os.SCHED_OTHER]
 
 

@@ -42,7 +42,7 @@ def test_every_prompt_token_has_the_logprob_that_transformers_gives_it(llm: LLM,
         torch.testing.assert_close(torch.tensor([e.logprob for e in ranked]), row.topk(3).values, rtol=0, atol=1e-4)
 
 
-def test_a_prompt_in_the_cache_is_scored_as_a_new_one(llm: LLM) -> None:
+def test_prompt_in_the_cache_is_scored_as_a_new_one(llm: LLM) -> None:
     prompt, params = random_prompt(120, seed=1), SamplingParams(max_tokens=2, temperature=0.0, prompt_logprobs=0)
     [first] = llm.generate(prompt, params, use_tqdm=False)
     [again] = llm.generate(prompt, params, use_tqdm=False)
@@ -53,7 +53,7 @@ def test_a_prompt_in_the_cache_is_scored_as_a_new_one(llm: LLM) -> None:
     assert plain.outputs[0].token_ids == first.outputs[0].token_ids
 
 
-def test_prompts_that_are_preempted_are_told_once(checkpoint: Path, llm: LLM) -> None:
+def test_scores_of_preempted_prompts_are_returned_once(checkpoint: Path, llm: LLM) -> None:
     small = LLM(
         str(checkpoint),
         kv_cache_memory_bytes=36 * llm.sizing.block_bytes,
@@ -101,7 +101,7 @@ def test_scores_that_are_not_finite_fail_the_chunk(checkpoint: Path) -> None:
     assert prompt_scores(lambda rows: rows / 0.0, torch.ones(3, 8), Scored([1, 2], 0)) is None
 
 
-def test_a_chunk_whose_mask_is_late_has_its_scores(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_with_a_late_mask_has_its_scores(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paged = PagedModel(checkpoint)
     prompt = random_prompt(40)
     chunk = Chunk(
@@ -113,7 +113,7 @@ def test_a_chunk_whose_mask_is_late_has_its_scores(checkpoint: Path, monkeypatch
     assert computed.late and len(computed.prompt) == 39
 
 
-def test_the_best_of_several_answers_are_the_likeliest_per_token(llm: LLM) -> None:
+def test_best_of_several_answers_are_the_likeliest_per_token(llm: LLM) -> None:
     shared: dict[str, Any] = {"temperature": 1.5, "seed": 5, "max_tokens": 12, "ignore_eos": True}
     [everything] = llm.generate("Badega", SamplingParams(n=6, **shared), use_tqdm=False)
     [best] = llm.generate("Badega", SamplingParams(n=2, best_of=6, **shared), use_tqdm=False)
@@ -130,6 +130,6 @@ def test_the_best_of_several_answers_are_the_likeliest_per_token(llm: LLM) -> No
         ({"prompt_logprobs": -1}, "prompt_logprobs must be at least 0"),
     ],
 )
-def test_what_cannot_be_is_refused_by_field(llm: LLM, wrong: dict[str, Any], message: str) -> None:
+def test_impossible_value_is_rejected_by_field(llm: LLM, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         llm.generate("Badega", SamplingParams(**wrong), use_tqdm=False)

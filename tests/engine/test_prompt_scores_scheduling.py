@@ -29,7 +29,7 @@ def scored(request_id: int, tokens: int, max_tokens: int = 2) -> Request:
 
 
 @pytest.mark.parametrize("swap_slots", [0, 10])
-def test_a_prompt_that_is_preempted_halfway_is_told_once(swap_slots: int) -> None:
+def test_prompt_preempted_halfway_is_scored_once(swap_slots: int) -> None:
     scheduler = Scheduler(BlockPool(18), BLOCK, 5, 4, swap=SwapSpace(swap_slots))
     scheduler.add(Request(1, tuple(range(24)), SamplingParams(20), ()), ROOT)
     scheduler.add(scored(2, 41), ROOT)
@@ -46,7 +46,7 @@ def test_a_prompt_that_is_preempted_halfway_is_told_once(swap_slots: int) -> Non
     assert told == list(range(101, 141))
 
 
-def test_a_prompt_in_the_cache_is_computed_again_for_its_scores() -> None:
+def test_prompt_in_the_cache_is_computed_again_for_its_scores() -> None:
     scheduler = Scheduler(BlockPool(20), BLOCK, 64, 4)
     for request_id in (1, 2):
         scheduler.add(scored(request_id, 21), ROOT)
@@ -58,7 +58,7 @@ def test_a_prompt_in_the_cache_is_computed_again_for_its_scores() -> None:
         scheduler.abort(request_id)
 
 
-def test_a_prefill_worker_scores_every_chunk_and_reads_no_cache() -> None:
+def test_prefill_worker_scores_every_chunk_and_reads_no_cache() -> None:
     scheduler = prefill_scheduler(BlockPool(20), BLOCK, chunk_tokens=8)
     hashes = tuple(bytes([block]) * 32 for block in range(5))
     for request_id in (1, 2):
@@ -74,7 +74,7 @@ def test_a_prefill_worker_scores_every_chunk_and_reads_no_cache() -> None:
     assert scheduler.pool.counts.cached == 5, "it is there for others"
 
 
-def test_a_prompt_whose_mask_is_late_is_scored_once() -> None:
+def test_prompt_with_a_late_mask_is_scored_once() -> None:
     scheduler = Scheduler(BlockPool(20), BLOCK, 64, 4)
     scheduler.add(scored(1, 21), ROOT)
     tokens: list[int] = []

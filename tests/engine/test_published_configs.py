@@ -62,7 +62,7 @@ def _counted(ways: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore")
-def test_a_published_configuration_is_read_as_documented(path: Path, tmp_path: Path) -> None:
+def test_published_configuration_is_read_as_documented(path: Path, tmp_path: Path) -> None:
     documented = [line for line in TABLES if line.startswith(f"| `{path.stem}` ")]
     assert documented == [row(path, tmp_path)]
 
@@ -73,7 +73,7 @@ def test_each_documented_configuration_has_its_file() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_refusal_has_the_first_line_of_an_error_of_transformers_code(
+def test_refusal_has_the_first_line_of_an_error_of_transformers_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*args: object, **others: object) -> None:

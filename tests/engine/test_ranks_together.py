@@ -57,7 +57,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("ranks"), "llama", num_hidden_layers=2)
 
 
-def test_the_rank_with_least_memory_decides_for_all(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_with_least_memory_decides_for_all(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_TEST_FREE_BYTES", str(free_for(2 * MIB)))
     prepared = prepare_with_spare_memory(
         options(checkpoint), STEP, 1.0, ranks=METERED, meter=lambda device: ToldMeter(free_for(7 * MIB))
@@ -79,7 +79,7 @@ def tokens(runner: Runner, plan: Plan) -> list[int]:
     return [drawn.token_id for result in runner.run(plan) if isinstance(result, Computed) for drawn in result.drawn]
 
 
-def test_a_rank_with_no_memory_left_is_named_and_all_end(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_with_no_memory_left_is_named_and_all_end(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_TEST_FREE_BYTES", str(free_for(-MIB)))
     with pytest.raises(ModelError, match=r"leaves no room for KV \(rank 1\)"):
         prepare_with_spare_memory(
@@ -87,21 +87,21 @@ def test_a_rank_with_no_memory_left_is_named_and_all_end(checkpoint: Path, monke
         )
 
 
-def test_a_plan_reaches_a_rank_with_all_that_its_layers_need() -> None:
+def test_plan_reaches_a_rank_with_all_that_its_layers_need() -> None:
     chunks = (Chunk(7, [5], 3, [2, 4]), Chunk(7, [6], 4, [2, 4], is_draft=True), Chunk(8, [1, 2], 0, [3], adapter=2))
     plan = Plan(chunks, (BlockCopy(1, 2),), (BlockSwap(3, 0),), (BlockSwap(5, 1),))
     read = wire.plan_of(wire.plan_bytes(plan))
     assert read == plan
 
 
-def test_what_the_leader_says_of_a_model_is_what_a_rank_reads() -> None:
+def test_leaders_description_of_a_model_equals_a_ranks() -> None:
     start = RankStart("folder", "cpu", "float32", "int8", 2, None, "entry", 3, rank=1)
     assert RankStart.of_bytes(start.to_bytes()) == start
 
 
 @pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("quantize", ["none", "int8", "int4", "fp8"])
-def test_weights_of_a_rank_are_kept_as_those_of_a_model_on_one(checkpoint: Path, tmp_path: Path, quantize: str) -> None:
+def test_weights_of_a_rank_are_stored_like_those_of_one_rank(checkpoint: Path, tmp_path: Path, quantize: str) -> None:
     alone = Collectives(Shard(0, 1), tmp_path / "meeting", CPU)
     for dtype in (torch.float32, torch.bfloat16):
         part = load_part(checkpoint, dtype, CPU, False, quantize, alone)
@@ -217,7 +217,7 @@ class NotingRunner:
         self.noted.append((what, has_said))
 
 
-def test_a_rank_says_that_blocks_are_moved_when_its_device_has_moved_them() -> None:
+def test_rank_reports_moved_blocks_after_its_device_moved_them() -> None:
     leader, own = socket.socketpair()
     with leader, own:
         runner = NotingRunner(leader)
@@ -229,7 +229,7 @@ def test_a_rank_says_that_blocks_are_moved_when_its_device_has_moved_them() -> N
         assert wire.receive(leader).kind == wire.MOVED
 
 
-def test_a_rank_frees_the_weights_that_were_replaced(checkpoint: Path, tmp_path: Path) -> None:
+def test_rank_frees_the_weights_that_were_replaced(checkpoint: Path, tmp_path: Path) -> None:
     leader, connection = socket.socketpair()
     old, process = rank_alone(checkpoint, tmp_path, connection)
     other = perturbed(checkpoint, tmp_path / "other", seed=1)

@@ -86,7 +86,7 @@ def test_chat_is_answered_and_ends(smollm2: LLM) -> None:
     assert output.outputs[0].finish_reason == "stop"
 
 
-def test_log_probabilities_are_those_of_the_exact_numbers(model: Published) -> None:
+def test_logprobs_equal_those_of_exact_numbers(model: Published) -> None:
     prompt = model.tokens(PROMPT)
     params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=0)
     (output,) = model.llm.generate([prompt], params)

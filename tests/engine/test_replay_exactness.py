@@ -50,7 +50,7 @@ def grammars(checkpoint: Path) -> Iterator[Grammars]:
 
 
 @pytest.mark.parametrize("path", ["locally", "pulled"])
-def test_an_answer_goes_on_wherever_it_was_cut(checkpoint: Path, path: str) -> None:
+def test_answer_resumes_at_any_token(checkpoint: Path, path: str) -> None:
     answers = assert_resumes(checkpoint, PROMPT, made(KINDS), CUTS, PATHS[path])
     for kind, choices in answers.items():
         assert [len(answer) for answer in choices] == [MAX_TOKENS] * KINDS[kind].n
@@ -59,20 +59,20 @@ def test_an_answer_goes_on_wherever_it_was_cut(checkpoint: Path, path: str) -> N
 
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm4_moe", "qwen3_moe"])
-def test_an_answer_of_experts_and_of_latent_attention_goes_on_too(family: str, tmp_path: Path) -> None:
+def test_answer_of_experts_and_latent_attention_resumes(family: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, family, seed=5)
     some = {kind: KINDS[kind] for kind in ("greedy", "logprobs")}
     for path in ("locally", "pulled"):
         assert_resumes(folder, PROMPT, made(some), CUTS[2:4], PATHS[path])
 
 
-def test_an_answer_goes_on_with_overlapping_steps(checkpoint: Path) -> None:
+def test_answer_resumes_with_overlapping_steps(checkpoint: Path) -> None:
     alone = {kind: KINDS[kind] for kind in ("greedy", "choices")}
     assert_resumes(checkpoint, PROMPT, made(alone), CUTS, PATHS["ahead"])
 
 
 @pytest.mark.parametrize("path", ["locally", "pulled"])
-def test_what_ends_an_answer_or_is_banned_reaches_over_the_cut(checkpoint: Path, path: str) -> None:
+def test_stop_and_bad_words_match_across_the_resumption(checkpoint: Path, path: str) -> None:
     plain = [token.token_id for token in locally(checkpoint, [Request(0, PROMPT, PLAIN, ())])[0, 0]]
     stop = next(token for place, token in enumerate(plain) if place >= 6 and token not in plain[:place])
     words = tuple(tuple(plain[place : place + 2]) for place in (1, 3, 8))
@@ -88,7 +88,7 @@ def test_what_ends_an_answer_or_is_banned_reaches_over_the_cut(checkpoint: Path,
 
 
 @pytest.mark.parametrize("path", ["locally", "pulled"])
-def test_a_form_is_followed_from_any_token_on(checkpoint: Path, grammars: Grammars, path: str) -> None:
+def test_form_is_followed_from_any_token_on(checkpoint: Path, grammars: Grammars, path: str) -> None:
     longer = {"greedy": replace(PLAIN, max_tokens=60), "drawn": replace(DRAWN, max_tokens=60, n=2)}
     kinds = {kind: formed(grammars, params) for kind, params in longer.items()}
     answers = assert_resumes(checkpoint, PROMPT, kinds, range(1, 60, 3), PATHS[path])

@@ -39,7 +39,7 @@ def row_of(params: SamplingParams, position: int = 40, choice: int = 0) -> Row:
     return Row((Sample(choice, params, HISTORY, prompt_tokens=3),), position)
 
 
-def test_a_result_does_not_depend_on_its_neighbours() -> None:
+def test_result_does_not_depend_on_its_neighbours() -> None:
     """Every kind alone, then all kinds in one batch, forwards and backwards."""
     rows = [row_of(params, position) for position, params in enumerate(KINDS)]
     logits = random_logits(len(rows), 1500)
@@ -49,7 +49,7 @@ def test_a_result_does_not_depend_on_its_neighbours() -> None:
 
 
 @pytest.mark.parametrize("params", [each for each in KINDS if not each.greedy])
-def test_a_number_between_two_tokens_draws_the_same_beside_any_neighbour(
+def test_uniform_number_between_two_tokens_samples_the_same_with_any_neighbour(
     params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There a sum that is taken in another way parts from it by its last bit."""
@@ -66,7 +66,7 @@ def test_a_number_between_two_tokens_draws_the_same_beside_any_neighbour(
         assert [token(number, len(KINDS)) for number in (low, high)] == [token(low), token(high)]
 
 
-def test_a_batch_beyond_the_scratch_memory_is_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_beyond_the_scratch_memory_is_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row_of(params, position) for position, params in enumerate(KINDS * 3)]
     logits = random_logits(len(rows))
     whole = sample(logits, rows)
@@ -81,7 +81,7 @@ def test_samples_of_different_kinds_share_a_row() -> None:
     assert together == tuple(drawn(sample(logits, [Row((each,), 9)])[0])[0] for each in samples)
 
 
-def test_choices_with_histories_of_their_own_are_drawn_from_distributions_of_their_own() -> None:
+def test_choices_with_own_histories_are_sampled_from_own_distributions() -> None:
     params = replace(GREEDY, bad_words=((4, 2),))
     best, second = random_logits(1)[0].topk(2).indices.tolist()
     params = replace(GREEDY, bad_words=((4, best),))
@@ -97,7 +97,7 @@ def test_choices_of_one_row_are_drawn_apart() -> None:
 
 
 @pytest.mark.parametrize("params", [RANDOM, replace(RANDOM, top_k=9), replace(RANDOM, presence_penalty=0.5)])
-def test_choices_of_one_row_equal_those_drawn_one_by_one(params: SamplingParams) -> None:
+def test_choices_of_one_row_equal_single_ones(params: SamplingParams) -> None:
     logits = random_logits(1)
     samples = tuple(Sample(choice, params, HISTORY, 3) for choice in range(8))
     [together] = sample(logits, [Row(samples, 9)])
@@ -115,7 +115,7 @@ def test_greedy_takes_the_likeliest_with_its_logprob() -> None:
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("params", KINDS)
-def test_a_row_that_is_not_finite_fails_alone(poison: float, params: SamplingParams) -> None:
+def test_nonfinite_row_fails_alone(poison: float, params: SamplingParams) -> None:
     logits = random_logits(3)
     rows = [row_of(params, position) for position in range(3)]
     clean = sample(logits, rows)
@@ -124,7 +124,7 @@ def test_a_row_that_is_not_finite_fails_alone(poison: float, params: SamplingPar
 
 
 @pytest.mark.parametrize("params", [GREEDY, RANDOM], ids=["greedy", "random"])
-def test_a_row_that_fails_may_be_the_only_one(params: SamplingParams) -> None:
+def test_row_that_fails_may_be_the_only_one(params: SamplingParams) -> None:
     assert sample(torch.full((1, 300), math.nan), [row_of(params)]) == [NonFinite()]
     nothing_left = replace(params, logit_bias=dict.fromkeys(range(300), -math.inf))
     assert sample(random_logits(1), [row_of(nothing_left)]) == [NonFinite()]
@@ -140,7 +140,7 @@ def test_a_row_that_fails_may_be_the_only_one(params: SamplingParams) -> None:
         {"logit_bias": {3: 1e39}},
     ],
 )
-def test_a_row_that_its_request_leaves_no_token_fails_alone(base: SamplingParams, fields: dict[str, Any]) -> None:
+def test_row_that_its_request_leaves_no_token_fails_alone(base: SamplingParams, fields: dict[str, Any]) -> None:
     logits = random_logits(3)
     others = row_of(base, 1), row_of(base, 3)
     clean = sample(logits, [others[0], row_of(base, 2), others[1]])
@@ -148,14 +148,14 @@ def test_a_row_that_its_request_leaves_no_token_fails_alone(base: SamplingParams
     assert sample(logits, [others[0], hopeless, others[1]]) == [clean[0], NonFinite(), clean[2]]
 
 
-def test_logits_are_left_as_they_were() -> None:
+def test_logits_are_not_changed() -> None:
     logits = random_logits(len(KINDS))
     before = logits.clone()
     sample(logits, [row_of(params) for params in KINDS])
     assert torch.equal(logits, before)
 
 
-def test_a_tiny_temperature_is_greedy_and_does_not_overflow() -> None:
+def test_tiny_temperature_is_greedy_and_does_not_overflow() -> None:
     logits = random_logits(5)
     results = sample(logits, [Row((Sample(0, replace(RANDOM, temperature=1e-300)),), 1)] * 5)
     assert [drawn(result)[0].token_id for result in results] == logits.argmax(-1).tolist()

@@ -109,7 +109,7 @@ def test_top_p_that_ends_exactly_at_a_token_leaves_the_rest_out() -> None:
 
 
 @pytest.mark.parametrize("params", [replace(RANDOM, top_k=3), replace(RANDOM, typical_p=0.9), RANDOM])
-def test_banned_tokens_never_come_back(params: SamplingParams) -> None:
+def test_banned_tokens_are_never_sampled(params: SamplingParams) -> None:
     logits = torch.full((1, 8), float("-inf"))
     logits[0, 5] = 1.0
     assert torch.nonzero(shares(filtered(logits, [params]), 8)).tolist() == [[0, 5]]

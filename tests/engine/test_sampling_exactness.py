@@ -74,14 +74,14 @@ def test_answers_equal_transformers_side_by_side(checkpoint: Path, expected: Any
     assert len({tuple(answer) for answer in wanted}) == len(CASES), "a case that changes nothing tests nothing"
 
 
-def test_bad_words_are_never_completed_and_others_come_instead(checkpoint: Path, expected: Any) -> None:
+def test_bad_words_are_never_completed_and_others_sampled_instead(checkpoint: Path, expected: Any) -> None:
     plain = generated(expected)
     words = [[plain[3]], plain[7:9], plain[10:13]]
     params = SamplingParams(max_tokens=MAX_TOKENS, bad_words=tuple(tuple(word) for word in words))
     assert answers(checkpoint, [params]) == [generated(expected, bad_words_ids=words)] != [plain]
 
 
-def test_an_answer_goes_on_until_min_tokens(checkpoint: Path, expected: Any) -> None:
+def test_answer_continues_until_min_tokens(checkpoint: Path, expected: Any) -> None:
     stop = generated(expected)[4]
     params = SamplingParams(max_tokens=MAX_TOKENS, min_tokens=10, stop_token_ids=frozenset({stop}))
     [answer] = answers(checkpoint, [params])

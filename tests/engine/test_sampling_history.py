@@ -34,7 +34,7 @@ def test_prefill_gives_the_prompt_to_every_choice() -> None:
     assert chunk.samples[0].history is chunk.samples[1].history
 
 
-def test_decode_gives_each_choice_its_own_answer() -> None:
+def test_decode_gives_each_choice_its_answer() -> None:
     scheduler = decoding(PENALISED)
     for step in range(3):
         plan = scheduler.plan()
@@ -46,7 +46,7 @@ def test_decode_gives_each_choice_its_own_answer() -> None:
         scheduler.commit(plan, [Computed((Drawn(60 + 10 * step + choice, -0.5),)) for choice in range(2)])
 
 
-def test_a_request_that_does_not_look_back_has_no_history() -> None:
+def test_request_without_penalties_has_no_history() -> None:
     prefill = prefill_scheduler(BlockPool(4), BLOCK, chunk_tokens=8)
     prefill.add(prefill_request(1, PROMPT, PLAIN))
     assert prefill.plan().chunks[0].samples[0].history == ()
@@ -57,7 +57,7 @@ def test_a_request_that_does_not_look_back_has_no_history() -> None:
         decode.commit(plan, [Computed((Drawn(7, -0.5),))])
 
 
-def test_the_likeliest_tokens_are_passed_on() -> None:
+def test_likeliest_tokens_are_passed_on() -> None:
     prefill = prefill_scheduler(BlockPool(4), BLOCK, chunk_tokens=8)
     prefill.add(prefill_request(1, PROMPT, PLAIN))
     [progress] = prefill.commit(prefill.plan(), [Computed((Drawn(7, -0.5, TOP),))])
@@ -68,7 +68,7 @@ def test_the_likeliest_tokens_are_passed_on() -> None:
 
 
 @pytest.mark.parametrize(("prompt_logprobs", "cached_tokens"), [(None, 4), (0, 0), (3, 0)])
-def test_a_prompt_whose_logprobs_are_asked_for_is_computed_whole(prompt_logprobs, cached_tokens) -> None:
+def test_prompt_with_requested_logprobs_is_computed_completely(prompt_logprobs, cached_tokens) -> None:
     scheduler = prefill_scheduler(BlockPool(8), BLOCK, chunk_tokens=8)
     for request_id, params in ((1, PLAIN), (2, replace(PLAIN, prompt_logprobs=prompt_logprobs))):
         scheduler.add(prefill_request(request_id, PROMPT, params, (b"first block",)))

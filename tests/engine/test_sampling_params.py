@@ -72,6 +72,6 @@ def test_params_are_hashable_and_equal_by_value() -> None:
         ("prompt_logprobs", -1),
     ],
 )
-def test_a_value_without_meaning_is_refused_by_name(field: str, value: Any) -> None:
+def test_value_without_meaning_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{field}:? must be"):
         replace(PLAIN, **{field: value})

@@ -61,13 +61,13 @@ def test_logit_bias_is_the_sequence_bias_of_transformers() -> None:
         ((1, 2, 3, 4, 5, 6, 7, 8, 9),),  # longer than all that was said
     ],
 )
-def test_bad_words_are_those_of_transformers(words: tuple[tuple[int, ...], ...]) -> None:
+def test_bad_words_equal_transformers(words: tuple[tuple[int, ...], ...]) -> None:
     logits = random_logits()
     expected = processed(NoBadWordsLogitsProcessor([list(word) for word in words]), logits)
     assert torch.equal(adjusted(logits, replace(PLAIN, bad_words=words)), expected)
 
 
-def test_a_stop_token_alone_is_no_bad_word() -> None:
+def test_single_stop_token_is_no_bad_word() -> None:
     params = replace(PLAIN, bad_words=((7,), (8,), (12, 11)), stop_token_ids=frozenset({8, 11}))
     expected = processed(NoBadWordsLogitsProcessor([[7], [8], [12, 11]], eos_token_id=[8, 11]), random_logits())
     assert torch.equal(adjusted(random_logits(), params), expected)
@@ -111,7 +111,7 @@ def test_all_together_are_in_the_order_of_transformers() -> None:
     assert torch.equal(adjusted(logits, params), processed(processors, logits))
 
 
-def test_rows_of_one_batch_keep_to_themselves() -> None:
+def test_rows_of_a_batch_are_independent() -> None:
     kinds = [
         replace(PLAIN, logit_bias={4: 2.0, 39: 1.0}),
         PLAIN,
@@ -147,6 +147,6 @@ def test_tokens_that_the_model_does_not_have_are_of_no_effect() -> None:
     "fields",
     [{"repetition_penalty": 1.1}, {"presence_penalty": 0.1}, {"min_tokens": 1}, {"bad_words": ((1, 2),)}],
 )
-def test_a_history_left_out_by_the_scheduler_is_named(fields: dict[str, Any]) -> None:
+def test_history_left_out_by_the_scheduler_is_named(fields: dict[str, Any]) -> None:
     with pytest.raises(HistoryMissing, match=r"Sample\.history"):
         adjust(random_logits(), [Sample(0, replace(PLAIN, **fields))])

@@ -51,7 +51,7 @@ def standing(session: Session) -> RetentionState:
     return session.keep.state
 
 
-def test_a_session_is_protected_until_it_is_not_likely_to_come_back() -> None:
+def test_session_is_protected_while_its_return_is_likely() -> None:
     book = Book()
     session = book.turn("a", 0.0)
     book.sessions.advance(INITIAL_PATIENCE_S - 1)
@@ -85,7 +85,7 @@ def test_after_the_last_turn_the_blocks_of_all_turns_go_first() -> None:
     assert standing(book.turn("new", 2.0, done=True)) is RetentionState.DONE
 
 
-def test_a_turn_after_the_last_one_is_a_new_beginning() -> None:
+def test_turn_after_the_last_one_is_a_new_beginning() -> None:
     book = Book()
     book.turn("a", 0.0, done=True)
     assert standing(book.turn("a", 1.0)) is RetentionState.PROTECTED
@@ -99,7 +99,7 @@ def test_nothing_lapses_while_a_turn_runs() -> None:
     assert standing(session) is RetentionState.PROTECTED
 
 
-def test_the_next_pause_is_expected_to_be_as_those_before() -> None:
+def test_next_pause_is_expected_like_earlier_ones() -> None:
     book = Book()
     session = book.turn("a", 0.0)
     assert book.sessions.expected_s(session) == INITIAL_PAUSE_S
@@ -111,14 +111,14 @@ def test_the_next_pause_is_expected_to_be_as_those_before() -> None:
     assert book.sessions.patience_s(20.0) == 80.0
 
 
-def test_another_attempt_of_a_turn_is_no_pause() -> None:
+def test_repeated_attempt_of_a_turn_is_no_pause() -> None:
     book = Book()
     book.turn("a", 0.0)
     session = book.turn("a", 0.01)
     assert session.pauses == 0 and book.sessions.pauses.observed == 0
 
 
-def test_a_turn_that_is_tried_until_there_is_room_has_paused_once() -> None:
+def test_turn_retried_until_admission_has_paused_once() -> None:
     book = Book()
     book.turn("a", 0.0)
     for at_s in (5.0, 6.0, 7.0):
@@ -136,7 +136,7 @@ def test_overdue_session_is_expected_the_later_the_longer_it_is_away() -> None:
     assert book.sessions.farthest.first() is overdue.keep
 
 
-def test_of_one_owner_at_most_half_of_the_pool_is_protected_and_those_due_last_are_not() -> None:
+def test_owner_has_at_most_half_of_the_pool_protected_soonest_first() -> None:
     book = Book()
     # Each with a pause of its own; all have the last of their four turns at the same time.
     turns = sorted((200.0 - left * 2.0**number, number) for left in range(4) for number in range(6))
@@ -147,7 +147,7 @@ def test_of_one_owner_at_most_half_of_the_pool_is_protected_and_those_due_last_a
     assert protected == [0, 1, 2, 3, 4]
 
 
-def test_a_session_of_more_than_its_owners_share_is_not_protected() -> None:
+def test_session_larger_than_its_owners_share_is_not_protected() -> None:
     book = Book()
     assert standing(book.turn("a", 0.0, blocks=50)) is RetentionState.PROTECTED
     assert standing(book.turn("a", 1.0, blocks=51)) is RetentionState.OTHER
@@ -178,7 +178,7 @@ def test_deep_blocks_are_dear_to_compute_and_not_to_load() -> None:
     assert sessions.price(DOUBLE_COST_BLOCKS) == sessions.price(0) == 0.1
 
 
-def test_of_two_that_pause_alike_the_one_that_is_dear_to_compute_is_kept() -> None:
+def test_costlier_of_two_equal_sessions_is_kept() -> None:
     book = Book(100_000)
     small, large = book.turn("a", 0.0, blocks=10), book.turn("b", 0.0, blocks=8192)
     assert book.sessions.farthest.first() is small.keep
@@ -189,7 +189,7 @@ def test_of_two_that_pause_alike_the_one_that_is_dear_to_compute_is_kept() -> No
 
 
 @given(st.lists(st.floats(0.05, 1e6), min_size=1, max_size=60), st.floats(0.01, 1.0))
-def test_a_quantile_is_an_upper_bound_within_a_power_of_two(pauses: list[float], share: float) -> None:
+def test_quantile_is_an_upper_bound_within_a_power_of_two(pauses: list[float], share: float) -> None:
     histogram = Pauses()
     for pause_s in pauses:
         histogram.observe(pause_s)
@@ -229,7 +229,7 @@ def test_sessions_are_due_once_for_each_turn_the_soonest_first() -> None:
     assert due.names == (b"a0", b"a1", b"a2")
 
 
-def test_nobody_is_due_whose_turn_has_come_or_who_is_done() -> None:
+def test_running_and_finished_sessions_are_not_due() -> None:
     book = Book()
     book.sessions.file_price = 0.5
     ended(book, "a", 0.0, [b"a0"])
@@ -247,7 +247,7 @@ def test_names_are_remembered_of_four_pools_and_the_newest() -> None:
     assert list(book.sessions._names) == [b"2", b"3", b"4", b"5"]
 
 
-def test_what_could_be_handed_over_is_protected_and_between_turns_the_soonest_due_first() -> None:
+def test_transferable_sessions_are_protected_between_turns_and_soonest_first() -> None:
     book = Book()
     ended(book, "late", 10.0, [b"l0"])
     ended(book, "runs", 10.0, [b"r0"])
@@ -299,7 +299,7 @@ def test_usual_pause_is_the_geometric_mean_that_follows_the_newest_slowly() -> N
     assert book.sessions.expected_s(once) == book.sessions.pauses.quantile_s(0.5)
 
 
-def test_quantile_is_the_end_of_the_power_of_two_that_has_it() -> None:
+def test_quantile_is_the_upper_end_of_its_power_of_two() -> None:
     histogram = Pauses()
     assert histogram.quantile_s(0.5) == 0.0
     for pause_s in (1.0, 1.9, 2.0, 70.0):
@@ -318,7 +318,7 @@ def test_old_pauses_count_less_than_new_ones() -> None:
     assert histogram.quantile_s(0.3) == 16.0, "the newer half counts for 73 %"
 
 
-def test_session_that_was_used_again_is_not_the_one_that_is_forgotten() -> None:
+def test_reused_session_is_not_the_forgotten_one() -> None:
     book = Book(most=2)
     first, second = book.turn("a", 0.0, blocks=1), book.turn("b", 1.0, blocks=1)
     book.turn("a", 2.0, blocks=1)
@@ -326,7 +326,7 @@ def test_session_that_was_used_again_is_not_the_one_that_is_forgotten() -> None:
     assert (standing(first), standing(second)) == (RetentionState.PROTECTED, RetentionState.OTHER)
 
 
-def test_overdue_session_is_expected_after_twice_the_time_that_it_has_been_away() -> None:
+def test_overdue_session_is_expected_after_twice_its_absence() -> None:
     book = Book()
     session = book.turn("a", 0.0, keep_for_s=100.0)
     keep = session.keep
@@ -345,7 +345,7 @@ def test_client_that_says_how_long_is_expected_by_then() -> None:
     assert Book().turn("a", 1.0, keep_for_s=60.0).due_s == 1.0 + INITIAL_PAUSE_S
 
 
-def test_due_sessions_are_given_up_to_a_number_and_a_time_and_the_rest_later() -> None:
+def test_due_sessions_are_returned_up_to_a_number_and_time() -> None:
     book = Book()
     book.sessions.file_price = 0.5
     for number in range(4):
@@ -359,7 +359,7 @@ def test_due_sessions_are_given_up_to_a_number_and_a_time_and_the_rest_later() -
     assert due(2.0 + INITIAL_PAUSE_S, most=2) == [b"2"]
 
 
-def test_session_that_was_taken_over_is_kept_as_if_its_turn_had_ended_here() -> None:
+def test_received_session_is_kept_as_after_its_turn() -> None:
     book = Book()
     keep = book.sessions.take_over(SessionTurn(b"a", b"ann", 1.0), [b"x", b"y"])
     assert keep is not None and (keep.blocks, keep.ended_s, keep.state) == (2, 1.0, RetentionState.PROTECTED)
@@ -371,7 +371,7 @@ def test_session_that_was_taken_over_is_kept_as_if_its_turn_had_ended_here() -> 
     assert again.pauses == 1, "the turn that ended elsewhere tells of no pause"
 
 
-def test_turn_without_blocks_leaves_what_the_turn_before_left() -> None:
+def test_turn_without_blocks_keeps_those_of_the_turn_before() -> None:
     book = Book()
     session = book.turn("a", 0.0, blocks=7)
     book.turn("a", 1.0, blocks=None)

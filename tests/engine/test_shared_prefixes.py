@@ -30,7 +30,7 @@ def compute(scheduler: Scheduler, plan: Plan | None, failed: bool = False) -> No
     scheduler.commit(plan, results)
 
 
-def test_a_sibling_is_not_admitted_into_the_step_that_computes_what_it_lacks() -> None:
+def test_sibling_is_not_admitted_with_the_step_that_computes_its_prefix() -> None:
     scheduler = prefill_scheduler(BlockPool(32), BLOCK, chunk_tokens=64)
     scheduler.add(prompt(1, shared_blocks=4, own_tokens=3))
     scheduler.add(prompt(2, shared_blocks=4, own_tokens=5))
@@ -49,7 +49,7 @@ def test_sibling_computes_the_prefix_where_the_first_prompt_failed() -> None:
     assert spans(scheduler.plan()) == [(2, 0, 13)]
 
 
-def test_sibling_does_not_wait_for_the_block_of_its_last_token() -> None:
+def test_sibling_does_not_wait_for_its_last_tokens_block() -> None:
     """The block of its last token is computed in any case."""
     scheduler = prefill_scheduler(BlockPool(32), BLOCK, chunk_tokens=64)
     scheduler.add(prompt(1, shared_blocks=1, own_tokens=3))

@@ -97,14 +97,14 @@ def test_nothing_is_lost_where_rows_cost_their_full_price(answers: int, chance: 
     assert device.gain >= 0.97
 
 
-def test_the_best_number_of_rows_is_found_where_they_are_computed_by_fours() -> None:
+def test_best_number_of_rows_is_found_where_rows_are_computed_by_fours() -> None:
     device = Device(stairs, [0.9])
     device.run()
     assert device.gain >= 1.9
     assert max(set(device.rows[-100:]), key=device.rows[-100:].count) % 4 == 0
 
 
-def test_an_answer_without_drafts_does_not_wait_much_longer_for_those_of_others() -> None:
+def test_undrafted_answer_waits_little_for_drafts_of_others() -> None:
     device = Device(memory_bound, [1.0, None, None, None])
     device.run()
     settled = device.rows[50:]
@@ -114,7 +114,7 @@ def test_an_answer_without_drafts_does_not_wait_much_longer_for_those_of_others(
     assert max(settled) > 4
 
 
-def test_answers_whose_drafts_are_right_get_more_rows_than_others() -> None:
+def test_answers_with_accepted_drafts_get_more_rows() -> None:
     speculation = Speculation(MOST)
     for _ in range(20):
         for rows in range(1, 20):
@@ -127,14 +127,14 @@ def test_answers_whose_drafts_are_right_get_more_rows_than_others() -> None:
     assert first >= 4 > second
 
 
-def test_no_more_rows_than_there_are() -> None:
+def test_rows_never_exceed_the_limit() -> None:
     device = Device(memory_bound, [1.0] * 4)
     device.run(most_rows=6)
     assert max(device.rows) == 6
 
 
 @pytest.mark.parametrize("chance", [0.6, 1.0])
-def test_a_first_measurement_that_was_disturbed_does_not_end_drafts_for_long(chance: float) -> None:
+def test_first_measurement_that_was_disturbed_does_not_end_drafts_for_long(chance: float) -> None:
     device = Device(memory_bound, [chance])
     device.run(1)
     device.cost = lambda rows: 5 * memory_bound(rows) if rows > 1 else memory_bound(rows)
@@ -147,7 +147,7 @@ def test_a_first_measurement_that_was_disturbed_does_not_end_drafts_for_long(cha
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(1e-4, 1.0)), min_size=1, max_size=40))
-def test_more_rows_are_never_expected_sooner_whatever_was_measured(measured: list[tuple[int, float]]) -> None:
+def test_more_rows_are_never_expected_sooner(measured: list[tuple[int, float]]) -> None:
     """A first step without drafts that was disturbed made a draft seem free, right or not."""
     cost = RowCost()
     for rows, seconds in measured:
@@ -156,7 +156,7 @@ def test_more_rows_are_never_expected_sooner_whatever_was_measured(measured: lis
     assert all(more >= less * (1 - 1e-9) > 0 for less, more in pairwise(expected))
 
 
-def test_a_step_is_measured_before_anything_is_drafted() -> None:
+def test_step_is_measured_before_anything_is_drafted() -> None:
     speculation = Speculation(MOST)
     assert speculation.lengths(1, [DraftCandidate(SequenceDrafts(), [0] * 8)], 64) == [0]
 
@@ -182,7 +182,7 @@ def test_steps_with_drafts_keep_a_given_target() -> None:
     assert memory_bound(1 + length) <= 0.012 < memory_bound(2 + length)
 
 
-def test_what_was_drafted_and_right_is_counted_by_position() -> None:
+def test_drafted_and_accepted_tokens_are_counted_by_position() -> None:
     speculation = Speculation(MOST)
     drafts = SequenceDrafts()
     for drafted, right in ((3, 2), (1, 0), (2, 2)):
@@ -194,7 +194,7 @@ def test_what_was_drafted_and_right_is_counted_by_position() -> None:
 
 @pytest.mark.parametrize("chance", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("answers", [1, 4])
-def test_the_time_that_was_saved_is_about_what_the_answers_would_have_taken_longer(answers: int, chance: float) -> None:
+def test_saved_time_approximates_the_time_without_drafts(answers: int, chance: float) -> None:
     """Where no step goes without drafts any more, the time of one is no longer measured: hence a tenth."""
     device = Device(memory_bound, [chance] * answers)
     device.run()
@@ -204,7 +204,7 @@ def test_the_time_that_was_saved_is_about_what_the_answers_would_have_taken_long
     assert done.lost_s > 0.0, "drafts were tried"
 
 
-def test_a_step_without_drafts_costs_nothing_more() -> None:
+def test_step_without_drafts_costs_nothing_more() -> None:
     speculation = Speculation(MOST)
     speculation.observe(1, 0.010)
     speculation.lengths(1, [DraftCandidate(SequenceDrafts(), [])], 64)
@@ -230,17 +230,17 @@ def certain(tokens: int) -> DraftCandidate:
     return DraftCandidate(SequenceDrafts(bound=tokens), [0] * tokens)
 
 
-def test_a_step_with_drafts_has_a_price_of_its_own_where_others_are_replayed() -> None:
+def test_step_with_drafts_has_its_own_price_next_to_replayed_graphs() -> None:
     speculation = replaying()
     assert speculation.lengths(1, [certain(4)], 64) == [4], "five tokens a step instead of one"
     assert speculation.prices == pytest.approx((REPLAYED_S, COMPUTED_S - REPLAYED_S))
 
 
-def test_right_drafts_that_would_end_the_replay_of_a_step_for_too_little_are_not_computed() -> None:
+def test_right_drafts_that_end_a_replay_for_too_little_are_skipped() -> None:
     assert replaying().lengths(4, [certain(1)] * 4, 64) == [0] * 4, "twice as many tokens in 2.5 times the time"
 
 
-def test_a_scheduler_tells_steps_with_drafts_from_others() -> None:
+def test_scheduler_tells_steps_with_drafts_from_others() -> None:
     speculation = Speculation(MOST, computes_alike=False)
     scheduler = Scheduler(BlockPool(8), 16, 16, max_sequences=4, speculation=speculation)
     draws = (Sample(0, SamplingParams(max_tokens=9)),)
@@ -266,6 +266,6 @@ def test_steps_of_both_kinds_are_measured_again_after_a_while() -> None:
     assert 0 < settled.count(False) <= 0.03 * len(settled), "of steps without drafts too"
 
 
-def test_a_length_without_meaning_is_refused() -> None:
+def test_length_without_meaning_is_refused() -> None:
     with pytest.raises(ValueError, match="most_tokens is"):
         Speculation(0)

@@ -50,12 +50,12 @@ def test_no_more_is_drafted_than_the_request_lets(asked: int | None, drafted: in
     ("method", "tokens", "most"),
     [("ngram", None, None), ("ngram", 3, 3), ("draft_model", 2, 2), ("off", None, 0), ("off", 3, 0)],
 )
-def test_what_a_request_asks_for(method: str, tokens: int | None, most: int | None) -> None:
+def test_requested_speculation_is_used(method: str, tokens: int | None, most: int | None) -> None:
     assert most_drafted(method, tokens) == most
 
 
 @pytest.mark.parametrize("tokens", [0, MOST_SPECULATIVE_TOKENS + 1])
-def test_a_number_out_of_range_is_refused_with_the_limit(tokens: int) -> None:
+def test_number_out_of_range_is_refused_with_the_limit(tokens: int) -> None:
     with pytest.raises(FieldRefused, match=f"num_speculative_tokens: must be from 1 to 64, not {tokens}"):
         most_drafted("ngram", tokens)
 
@@ -79,7 +79,7 @@ def answer(llm: LLM, **fields: Any) -> tuple[list[int], int]:
     return list(output.outputs[0].token_ids), speculation.done.drafted_tokens - before
 
 
-def test_an_offline_request_turns_drafts_off_and_its_answer_stays(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_request_turns_drafts_off_and_its_answer_stays(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     drafts_always_pay(monkeypatch)
     plain, drafted = answer(llm)
     assert drafted > 0
@@ -96,6 +96,6 @@ def test_an_offline_request_turns_drafts_off_and_its_answer_stays(llm: LLM, monk
         ({"method": "ngram", "model": "x"}, "speculative.model"),
     ],
 )
-def test_an_offline_request_that_cannot_be_names_the_field(llm: LLM, asked: dict[str, Any], field: str) -> None:
+def test_offline_request_that_cannot_be_names_the_field(llm: LLM, asked: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         answer(llm, speculative=asked)

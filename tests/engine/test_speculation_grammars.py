@@ -202,7 +202,7 @@ def vetted(asked: Constraint, answer: Sequence[int], drafted: Sequence[int], mos
     return asked.vet(0, [5, *answer], 1, drafted, most)
 
 
-def test_drafts_end_where_the_grammar_refuses_them(vocabulary: Vocabulary) -> None:
+def test_drafts_end_at_the_first_rejected_token(vocabulary: Vocabulary) -> None:
     asked = constraint(vocabulary, LETTERS, AtOnce())
     a, b, minus, digit = (spelled(vocabulary, text)[0] for text in "ab-1")
     assert vetted(asked, [a], [b, minus, digit, a, a, a]) == AllowedDrafts([b, minus, digit, a, a], 0)
@@ -210,7 +210,7 @@ def test_drafts_end_where_the_grammar_refuses_them(vocabulary: Vocabulary) -> No
     assert vetted(asked, [a, b, minus, digit] * 4, [a, b, minus, digit, END, a]).token_ids == [a, b, minus, digit]
 
 
-def test_text_that_is_bound_to_come_is_drafted_whatever_was_looked_up(vocabulary: Vocabulary) -> None:
+def test_forced_text_is_drafted_before_looked_up_text(vocabulary: Vocabulary) -> None:
     asked = constraint(vocabulary, CHOICE, AtOnce())
     yes = spelled(vocabulary, "yes, as ever")
     expected = yes[1:4]
@@ -218,7 +218,7 @@ def test_text_that_is_bound_to_come_is_drafted_whatever_was_looked_up(vocabulary
     assert vetted(asked, yes[:1], [], most=0) == AllowedDrafts([], 0)
 
 
-def test_drafts_that_were_followed_do_not_bind_what_comes_instead(vocabulary: Vocabulary) -> None:
+def test_accepted_drafts_do_not_bind_their_replacement(vocabulary: Vocabulary) -> None:
     asked = constraint(vocabulary, LETTERS, AtOnce())
     a, b, minus = (spelled(vocabulary, text)[0] for text in "ab-")
     assert vetted(asked, [a, b], [minus]) == AllowedDrafts([minus], 1)
@@ -236,7 +236,7 @@ def test_nothing_is_drafted_while_a_mask_is_being_made(vocabulary: Vocabulary) -
     assert vetted(asked, [a], [a]) == AllowedDrafts([a], 0)
 
 
-def test_a_draft_that_fails_leaves_the_matcher_as_it_was(vocabulary: Vocabulary) -> None:
+def test_failed_draft_leaves_the_matcher_unchanged(vocabulary: Vocabulary) -> None:
     asked = constraint(vocabulary, LETTERS, AtOnce())
     a, minus = (spelled(vocabulary, text)[0] for text in "a-")
     with pytest.raises(GrammarFailed):
@@ -246,7 +246,7 @@ def test_a_draft_that_fails_leaves_the_matcher_as_it_was(vocabulary: Vocabulary)
     assert vetted(asked, [a, a], [minus, a]) == AllowedDrafts([minus], 1)
 
 
-def test_tokens_that_are_bound_to_come_are_computed_however_wrong_other_drafts_were() -> None:
+def test_forced_tokens_are_computed_despite_wrong_drafts() -> None:
     speculation = Speculation(8)
     for _ in range(10):
         for rows in range(1, 10):

@@ -75,7 +75,7 @@ def test_other_forms(llm: LLM, form: StructuredOutputsParams, pattern: str) -> N
         assert regex.fullmatch(pattern, answer.text, partial=answer.finish_reason == "length"), answer.text
 
 
-def test_the_same_tokens_when_answers_give_up_their_kv_in_between(llm: LLM, tiny: Path) -> None:
+def test_same_tokens_when_answers_give_up_their_kv_in_between(llm: LLM, tiny: Path) -> None:
     block_bytes = 4 * 2 * 2 * 16 * 4 * 32
     small = LLM(str(tiny), kv_cache_memory_bytes=10 * block_bytes, max_model_len=256, **OPTIONS)
     in_small = answers(small, n=2)
@@ -83,13 +83,13 @@ def test_the_same_tokens_when_answers_give_up_their_kv_in_between(llm: LLM, tiny
     assert [each.token_ids for each in in_small] == [each.token_ids for each in answers(llm, n=2)]
 
 
-def test_what_max_tokens_cuts_off_says_so(llm: LLM) -> None:
+def test_form_cut_by_max_tokens_says_so(llm: LLM) -> None:
     for answer in answers(llm, max_tokens=6):
         assert answer.finish_reason == "length"
         assert answer.text.startswith('{"id":')
 
 
-def test_a_stop_string_cuts_it_off(llm: LLM) -> None:
+def test_stop_string_cuts_it_off(llm: LLM) -> None:
     for answer in answers(llm, stop=[',"tags"']):
         assert (answer.finish_reason, answer.stop_reason) == ("stop", ',"tags"')
         assert regex.fullmatch(r'\{"id":[0-9]{1,4}', answer.text)
@@ -106,7 +106,7 @@ def test_a_stop_string_cuts_it_off(llm: LLM) -> None:
         ({"allowed_token_ids": [5]}, "allowed_token_ids"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_runs(llm: LLM, params: dict[str, Any], named: str) -> None:
+def test_invalid_form_is_rejected_before_anything_runs(llm: LLM, params: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         answers(llm, **params)
 
@@ -115,7 +115,7 @@ MESSAGES = [{"role": "user", "content": "Badega nomi"}]
 
 
 @pytest.mark.parametrize("budget", [0, 7])
-def test_thoughts_have_their_budget_and_the_form_is_behind_them(llm: LLM, budget: int) -> None:
+def test_thoughts_have_their_budget_and_precede_the_form(llm: LLM, budget: int) -> None:
     form = StructuredOutputsParams(choice=["yes", "no"])
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=60, structured_outputs=form)
     params = replace(params, thinking_token_budget=budget)
@@ -127,13 +127,13 @@ def test_thoughts_have_their_budget_and_the_form_is_behind_them(llm: LLM, budget
     assert len(answer.outputs[0].token_ids) <= budget + 30 and bool(thoughts.strip()) == bool(budget)
 
 
-def test_where_the_prompt_has_ended_the_thoughts_the_form_comes_at_once(llm: LLM) -> None:
+def test_form_begins_immediately_after_closed_thoughts_in_the_prompt(llm: LLM) -> None:
     form = StructuredOutputsParams(choice=["yes", "no"])
     params = SamplingParams(max_tokens=60, structured_outputs=form, thinking_token_budget=5)
     [answer] = llm.chat(MESSAGES, params, use_tqdm=False, chat_template_kwargs={"calm": True})
     assert answer.outputs[0].text in ("yes", "no")
 
 
-def test_a_budget_of_thoughts_below_0_is_refused(llm: LLM) -> None:
+def test_budget_of_thoughts_below_0_is_refused(llm: LLM) -> None:
     with pytest.raises(ValueError, match="thinking_token_budget: must be a number from 0"):
         llm.chat(MESSAGES, SamplingParams(thinking_token_budget=-1), use_tqdm=False)

@@ -93,13 +93,13 @@ def transformers_answers(folder: Path) -> Answers:
     return answers
 
 
-def test_two_ranks_with_a_tied_head_of_odd_size_and_biases_answer_as_transformers(tmp_path: Path) -> None:
+def test_two_ranks_with_an_odd_tied_head_and_biases_equal_transformers(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama", vocab_size=511, attention_bias=True)
     with loaded(folder, ranks=2) as (runner, _):
         assert answer(runner, GREEDY) == transformers_answers(folder)
 
 
-def test_an_offline_engine_of_two_ranks_with_experts_answers_as_transformers(tmp_path: Path) -> None:
+def test_offline_engine_of_two_ranks_with_experts_answers_as_transformers(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "mixtral")
     llm = LLM(str(folder), dtype="float32", tensor_parallel_size=2, kv_memory=1 << 22, quiet=True)
     greedy = params.SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
@@ -135,7 +135,7 @@ def test_two_ranks_of_quantised_weights_answer_as_one(tmp_path: Path, family: st
 
 
 @pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])
-def test_sampled_and_swapped_answers_of_two_ranks_are_those_of_one(family: str, tmp_path: Path) -> None:
+def test_sampled_and_swapped_answers_of_two_ranks_equal_those_of_one(family: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, family)
     with loaded(folder, ranks=1) as (runner, _):
         expected = answer(runner, MIXED)
@@ -170,7 +170,7 @@ def check_poison(runner: Runner, parts: torch.Tensor) -> None:
     assert isinstance(sound, Computed)
 
 
-def test_a_killed_rank_is_told_of_at_once_and_ends_the_next_step_with_an_error(tmp_path: Path) -> None:
+def test_killed_rank_is_reported_immediately_and_fails_the_next_step(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama")
     with loaded(folder, ranks=2) as (runner, _):
         runner.warm_up()
@@ -184,7 +184,7 @@ def test_a_killed_rank_is_told_of_at_once_and_ends_the_next_step_with_an_error(t
             answer(runner, GREEDY)
 
 
-def test_a_model_that_cannot_be_cut_is_refused_by_name(tmp_path: Path) -> None:
+def test_model_that_cannot_be_cut_is_refused_by_name(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "mistral")
     with pytest.raises(ModelError, match="tensor-parallel is 2, but num_key_value_heads of this model is 1"):
         loaded(folder, ranks=2).__enter__()

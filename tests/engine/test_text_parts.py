@@ -79,9 +79,7 @@ def test_text_part_logits_equal_transformers(made: Made, packed: bool) -> None:
     torch.testing.assert_close(logits(made.folder, packed), expected(made.model), atol=3e-4, rtol=0)
 
 
-def test_gemma3n_text_part_logits_equal_those_of_the_text_model(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_gemma3n_text_part_logits_equal_the_text_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """transformers builds the complete model only with timm, so its text model is the reference."""
     alone, complete = make_checkpoint(tmp_path / "alone", "gemma3n_text"), tmp_path / "complete"
     complete.mkdir()
@@ -95,7 +93,7 @@ def test_gemma3n_text_part_logits_equal_those_of_the_text_model(
     assert "reading the text part only: 1 tensors of embed_vision are left out" in caplog.messages
 
 
-def test_text_part_with_its_own_config_is_read_under_the_names_of_the_complete_model(tmp_path: Path) -> None:
+def test_text_part_with_its_config_is_read_under_the_complete_models_names(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "qwen3_5_text")
     stored = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors(folder).items()}
     save_file(stored | {"model.visual.norm.weight": torch.ones(4)}, folder / "model.safetensors", {"format": "pt"})
@@ -186,7 +184,7 @@ def test_known_text_config_of_an_unknown_model_type_is_read(llava: Made, tmp_pat
     assert (config.family, config.is_text_part, config.eos_token_ids) == ("llama", True, frozenset({7}))
 
 
-def test_model_whose_prompt_sees_later_tokens_is_no_text_part(tmp_path: Path) -> None:
+def test_model_with_bidirectional_prompts_is_no_text_part(tmp_path: Path) -> None:
     text = {"model_type": "gemma2", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "paligemma", "text_config": text}))
     with pytest.raises(ModelError, match="model_type 'paligemma' cannot be served"):

@@ -73,14 +73,12 @@ def test_when_the_budget_is_spent_the_thought_ends(
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
-def test_a_budget_that_is_not_spent_changes_nothing(
-    paged: PagedModel, grammars: Grammars, params: SamplingParams
-) -> None:
+def test_unspent_budget_changes_nothing(paged: PagedModel, grammars: Grammars, params: SamplingParams) -> None:
     free = tokens_of(paged, [request(0, params, None)])
     assert tokens_of(paged, [request(0, params, constraint(grammars, MOST))]) == free
 
 
-def test_the_form_begins_behind_the_thought(paged: PagedModel, grammars: Grammars) -> None:
+def test_form_begins_behind_the_thought(paged: PagedModel, grammars: Grammars) -> None:
     answer = tokens_of(paged, [request(0, SAMPLED, constraint(grammars, 9, FORM))])[0, 0]
     begin = 9 + len(grammars.token_ids("\n")) + len(grammars.token_ids("</think>"))
     text = paged_text(grammars, answer[begin:-1])
@@ -123,9 +121,7 @@ def test_drafts_change_no_token(paged: PagedModel, grammars: Grammars, right: fl
 
 
 @pytest.mark.parametrize("number", [0, 1, 4])
-def test_an_answer_that_goes_on_elsewhere_ends_its_thought_at_the_same_token(
-    paged: PagedModel, grammars: Grammars, number: int
-) -> None:
+def test_resumed_answer_ends_its_thought_at_the_same_token(paged: PagedModel, grammars: Grammars, number: int) -> None:
     params, budget, form, opening = MIXED[number]
     make: Callable[[], ThoughtConstraint] = lambda: constraint(grammars, budget, form, opening)  # noqa: E731
     whole = tokens_of(paged, [request(number, params, make())])[number, 0]
@@ -142,7 +138,7 @@ def allowed(limit: Constraint, answer: tuple[int, ...], drafted: int = 0) -> set
 TOKENS = ThoughtTokens((7, 8), ((5, 6),), (9, 5, 6), 3)
 
 
-def test_a_thought_that_the_model_begins_is_bounded_from_there() -> None:
+def test_thought_that_the_model_begins_is_bounded_from_there() -> None:
     limit = ThoughtConstraint(TOKENS, 20, None)
     everything = set(range(20))
     for free in ((), (1,), (7,), (1, 7, 8), (1, 7, 8, 2, 2), (1, 2, 3, 4, 5), (7, 8, 5, 6), (7, 8, 2, 2, 2, 9, 5, 6)):
@@ -158,7 +154,7 @@ def test_drafts_that_were_wrong_leave_no_trace() -> None:
     assert allowed(limit, (1, 2, 3)) == {9}
 
 
-def test_drafts_end_with_the_thought_and_what_is_forced_is_drafted() -> None:
+def test_drafts_end_with_the_thought_and_forced_text_is_drafted() -> None:
     limit = ThoughtConstraint(replace(TOKENS, open=(), budget=4), 20, None)
     assert limit.vet(0, [1, 2], 1, [3, 5, 6, 4], 4).token_ids == [3, 5, 6]
     assert limit.vet(0, [1, 2], 1, [3, 3, 3, 3], 4).token_ids == [3, 3, 3]
@@ -173,7 +169,7 @@ def test_invalid_reasoning_configuration_is_refused(text: str) -> None:
         thoughts_of(StructuredOutput(StructuredKind.THOUGHTS, text))
 
 
-def test_a_description_of_thoughts_travels_whole() -> None:
+def test_description_of_thoughts_travels_whole() -> None:
     asked = Thoughts("<think>", ("</think>", "é"), "\n</think>", 5, FORM)
     assert thoughts_of(asked.output()) == asked and form_of(asked.output()) == FORM
 

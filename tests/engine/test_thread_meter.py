@@ -58,7 +58,7 @@ def test_collections_on_this_thread_and_on_others() -> None:
     assert elsewhere.other_collections_s >= 0.9 * SPENT_S > elsewhere.own_collections_s
 
 
-def test_a_collection_counts_while_it_is_under_way() -> None:
+def test_collection_counts_while_it_is_under_way() -> None:
     read: list[ThreadTimes] = []
     meter = ThreadMeter()
     began = meter.read()
@@ -81,7 +81,7 @@ def test_a_collection_counts_while_it_is_under_way() -> None:
     assert read[0].other_collections_s - began.other_collections_s >= 0.9 * SPENT_S
 
 
-def test_a_closed_meter_leaves_nothing_behind() -> None:
+def test_closed_meter_leaves_nothing_behind() -> None:
     before = list(gc.callbacks)
     ThreadMeter().close()
     assert gc.callbacks == before

@@ -12,7 +12,7 @@ from tests.fixtures.paged import CPU
 @given(
     st.lists(st.tuples(st.sampled_from("qdf"), st.integers(0, 9)), min_size=1).filter(lambda s: any(n for _, n in s))
 )
-def test_every_tensor_is_aligned_and_has_its_numbers(parts: list[tuple[str, int]]) -> None:
+def test_every_tensor_is_aligned_and_unchanged(parts: list[tuple[str, int]]) -> None:
     arrays = [array(code, range(length)) for code, length in parts]
     tensors = to_device(arrays, CPU)
     assert [tensor.tolist() for tensor in tensors] == [each.tolist() for each in arrays]

@@ -9,7 +9,7 @@ from tests.fixtures.paged import CPU
 HOPPER = Device(90, 132)
 
 
-def test_kernels_that_take_sizes_as_constants_meet_all_of_them() -> None:
+def test_kernels_with_constant_sizes_are_warmed_up_at_all_of_them() -> None:
     group, kv_heads, block_tokens = 4, 8, 32
     plans = warm_up_plans(block_tokens, 1 << 17, compiles=True)
     chunks = [chunk for plan in plans for chunk in plan.chunks]
@@ -34,5 +34,5 @@ def test_all_of_it_stays_in_block_0_and_within_the_positions_of_the_model() -> N
         assert all(set(chunk.block_table) == {0} and chunk.end <= 64 for plan in plans for chunk in plan.chunks)
 
 
-def test_a_cpu_compiles_nothing_and_computes_two_steps() -> None:
+def test_cpu_compiles_nothing_and_computes_two_steps() -> None:
     assert len(list(warm_up_plans(16, 1000, compiles=False))) == 2

@@ -12,7 +12,7 @@ pytestmark = needs_gpu
 
 @pytest.mark.parametrize("row_bytes", [64, 28])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_the_sums_are_those_on_the_host(row_bytes: int, parts: int) -> None:
+def test_checksums_equal_the_hosts(row_bytes: int, parts: int) -> None:
     shape = PoolShape(num_blocks=3, block_bytes=4 * row_bytes, rows=4, parts=parts)
     host = torch.randint(256, (shape.parts * shape.part_bytes,), dtype=torch.uint8)
     on_host, on_gpu = Checksums(host, shape), Checksums(host.to(CUDA), shape)

@@ -68,7 +68,7 @@ def expected_block(source: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("batches", [True, False])
-def test_every_block_comes_bit_for_bit(exporter: Exporter, batches: bool) -> None:
+def test_every_block_is_copied_bit_for_bit(exporter: Exporter, batches: bool) -> None:
     pool = empty_pool()
     transport = open_transport(exporter, pool)
     device = transport._memory._device  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ def test_every_block_comes_bit_for_bit(exporter: Exporter, batches: bool) -> Non
         assert pool.view(BLOCKS, -1)[pair.destination].cpu().equal(expected_block(pair.source))
 
 
-def test_a_rank_takes_its_heads_of_every_row(exporter: Exporter) -> None:
+def test_rank_takes_its_heads_of_every_row(exporter: Exporter) -> None:
     own = PoolShape(BLOCKS, BLOCK_BYTES, ROWS, parts=2)
     pool = empty_pool(own.part_bytes)
     transport = open_transport(exporter, pool, own, [1])
@@ -90,7 +90,7 @@ def test_a_rank_takes_its_heads_of_every_row(exporter: Exporter) -> None:
         assert pool.view(BLOCKS, ROWS, -1)[pair.destination].cpu().equal(half)
 
 
-def test_the_link_is_measured_without_writing_a_pool(exporter: Exporter) -> None:
+def test_link_is_measured_without_writing_a_pool(exporter: Exporter) -> None:
     pool = empty_pool()
     transport = open_transport(exporter, pool)
     assert transport.measure(64 << 20).gb_per_s > 1
@@ -98,7 +98,7 @@ def test_the_link_is_measured_without_writing_a_pool(exporter: Exporter) -> None
     assert not pool.any()
 
 
-def test_an_exporter_killed_in_the_middle_of_a_copy_does_not_take_the_reader_along(exporter: Exporter) -> None:
+def test_killed_exporter_does_not_kill_the_reader_in_mid_copy(exporter: Exporter) -> None:
     pool = empty_pool()
     transport = open_transport(exporter, pool)
     device = transport._memory._device  # type: ignore[attr-defined]
@@ -121,13 +121,13 @@ def test_an_exporter_killed_in_the_middle_of_a_copy_does_not_take_the_reader_alo
     assert usable.sum().item() == 1 << 20
 
 
-def test_a_pool_whose_owner_is_gone_cannot_be_opened(exporter: Exporter) -> None:
+def test_pool_of_an_exited_owner_cannot_be_opened(exporter: Exporter) -> None:
     exporter.kill()
     with pytest.raises(PeerUnreachable):
         open_transport(exporter, empty_pool())
 
 
-def test_links_come_and_go_without_leaving_memory(exporter: Exporter) -> None:
+def test_repeated_links_leak_no_memory(exporter: Exporter) -> None:
     pool = empty_pool()
     open_transport(exporter, pool).close()
     free_before, _ = torch.cuda.mem_get_info()
@@ -138,7 +138,7 @@ def test_links_come_and_go_without_leaving_memory(exporter: Exporter) -> None:
     assert torch.cuda.mem_get_info()[0] >= free_before - (1 << 20)
 
 
-def test_a_pool_in_the_middle_of_an_allocation_says_where_it_begins() -> None:
+def test_pool_in_the_middle_of_an_allocation_says_where_it_begins() -> None:
     whole = torch.empty(64 << 20, dtype=torch.uint8, device="cuda:0")
     front, back = export_pool(whole), export_pool(whole[1 << 20 :])
     assert back.offset_bytes - front.offset_bytes == 1 << 20

@@ -30,7 +30,7 @@ def computed(inputs: Inputs, pool: Pool, runs: StateRuns) -> tuple[torch.Tensor,
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)
-def test_a_sequence_in_several_blocks_equals_the_reference(dtype: torch.dtype) -> None:
+def test_sequence_in_several_blocks_equals_the_reference(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     wanted, inputs = Pool(), Inputs(sum(PIECES), dtype)
     ours = Pool(wanted.pages.to(CUDA))

@@ -73,7 +73,7 @@ def answers(
     return made
 
 
-def test_greedy_answers_are_those_of_transformers(checkpoint: Path) -> None:
+def test_greedy_answers_equal_transformers(checkpoint: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     theirs = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
@@ -97,7 +97,7 @@ def test_preemption_changes_no_token(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quantize", ["int8", "fp8", "int4"])
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_quantised_weights_answer_as_they_do_spelled_out(family: str, quantize: str, tmp_path: Path) -> None:
+def test_quantised_weights_answer_like_expanded_ones(family: str, quantize: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path, family)
     spelled = PagedModel(checkpoint, BLOCK, 200, quantize=quantize)  # on the CPU
     expected = spelled.greedy(PROMPTS, GREEDY.max_tokens, chunk_tokens=512)
@@ -106,7 +106,7 @@ def test_quantised_weights_answer_as_they_do_spelled_out(family: str, quantize: 
     assert same >= len(PROMPTS) - 1  # sums are in another order
 
 
-def test_a_plan_that_only_moves_blocks_has_moved_them_when_it_returns(tmp_path: Path) -> None:
+def test_plan_of_copies_alone_returns_after_them(tmp_path: Path) -> None:
     model = load_model(make_checkpoint(tmp_path, "llama"), torch.float32, CUDA, progress=False)
     layout, blocks = kv_layout(model.config, torch.float32, BLOCK), 3000
     storage = torch.randint(0, 256, (blocks * layout.block_bytes,), dtype=torch.uint8, device=CUDA)
@@ -121,12 +121,12 @@ def test_a_plan_that_only_moves_blocks_has_moved_them_when_it_returns(tmp_path: 
         assert rows.cpu().equal(before)
 
 
-def test_a_step_in_bfloat16_is_finite_throughout(tmp_path: Path) -> None:
+def test_step_in_bfloat16_is_finite_throughout(tmp_path: Path) -> None:
     made = answers(make_checkpoint(tmp_path, "qwen3"), dtype=torch.bfloat16)
     assert all(len(tokens) == GREEDY.max_tokens for tokens in made.values())
 
 
-def test_a_prompt_leaves_the_same_kv_whichever_attention_computes_it(tmp_path: Path) -> None:
+def test_prompt_leaves_the_same_kv_whichever_attention_computes_it(tmp_path: Path) -> None:
     model = load_model(make_checkpoint(tmp_path, "llama"), torch.bfloat16, CUDA, progress=False)
     layout, prompt, pools = kv_layout(model.config, torch.bfloat16, BLOCK), PROMPTS[-1], []
     for attention in (PrefillAttention.TRITON, PrefillAttention.SDPA):
@@ -155,7 +155,7 @@ def test_models_of_real_shapes_are_recorded_and_stay_finite(shape: str, tmp_path
     assert isinstance(answer, Computed)
 
 
-def test_the_offline_engine_answers_alike_on_both_devices(tmp_path: Path) -> None:
+def test_offline_engine_answers_equally_on_both_devices(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path, "qwen3")
     params, found = OfflineParams(max_tokens=24, temperature=0.9, top_p=0.9, seed=3), []
     for device in ("cpu", "cuda"):

@@ -41,7 +41,7 @@ def test_norms_and_gate(dtype: torch.dtype, size: int) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 @pytest.mark.parametrize(("inputs", "outputs"), [(1024, 6144), (3072, 1024), (4096, 50), (130, 64)])
 @pytest.mark.parametrize("dtype", ROUNDING)
-def test_a_product_with_all_around_it(dtype: torch.dtype, inputs: int, outputs: int, rows: int) -> None:
+def test_product_with_all_around_it(dtype: torch.dtype, inputs: int, outputs: int, rows: int) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(rows, inputs).to(dtype), (torch.randn(outputs, inputs) / inputs**0.5).to(dtype)
     norm, residual = torch.randn(inputs).to(dtype), torch.randn(rows, outputs).to(dtype)
@@ -94,7 +94,7 @@ def test_blocks_are_gathered_scattered_and_copied_bit_by_bit() -> None:
 
 
 @pytest.mark.parametrize("vocab", [50, 32000, 151936])
-def test_tokens_are_those_of_the_reference(vocab: int) -> None:
+def test_sampled_tokens_equal_the_reference(vocab: int) -> None:
     torch.manual_seed(0)
     logits = torch.randn(12, vocab) * 4
     temperature = torch.tensor([0.0, 0.7, 1.3] * 4)

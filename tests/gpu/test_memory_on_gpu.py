@@ -14,7 +14,7 @@ from tests.gpu.device import CUDA, needs_gpu
 pytestmark = needs_gpu
 
 
-def test_the_pool_is_what_weights_and_the_largest_step_leave(tmp_path: Path) -> None:
+def test_pool_is_the_memory_left_by_weights_and_the_largest_step(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path, "llama")
     asked = ModelOptions(checkpoint, CUDA, "bfloat16", 32, 0, None)
     free_before, total = torch.cuda.mem_get_info(CUDA)

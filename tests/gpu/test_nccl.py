@@ -51,7 +51,7 @@ def test_sums_of_one_rank_are_part_of_a_graph_and_it_can_be_aborted(tmp_path: Pa
 
 
 @needs_two_gpus
-def test_blocks_come_bit_for_bit_between_two_gpus() -> None:
+def test_blocks_are_copied_bit_for_bit_between_two_gpus() -> None:
     prepare_environment("lo", TIMEOUT_S)
     values, groups = LocalKeyValues(), {}
 

@@ -13,7 +13,7 @@ pytestmark = needs_gpu
 TOKENS = 24
 
 
-def test_an_answer_is_that_of_transformers_and_its_kv_came_by_cuda_ipc() -> None:
+def test_answer_is_that_of_transformers_and_its_kv_came_by_cuda_ipc() -> None:
     from transformers import AutoModelForCausalLM
 
     from baton.lab.benchmarks.gpu.row import Setting

@@ -134,14 +134,14 @@ def neighbour_reads_on(router: AttackedRouter, seconds: float, attack: Callable[
 
 
 @pytest.mark.parametrize("kind", FLOODS)
-def test_neighbour_reads_on_beside_a_flood(router: AttackedRouter, hostile_s: float, kind: str) -> None:
+def test_neighbour_is_served_during_a_flood(router: AttackedRouter, hostile_s: float, kind: str) -> None:
     neighbour_reads_on(router, hostile_s / SHARES, lambda until_s: flood(router, until_s, *FLOODS[kind]))
 
 
-def test_neighbour_reads_on_beside_smuggled_requests(router: AttackedRouter, hostile_s: float) -> None:
+def test_neighbour_is_served_during_smuggled_requests(router: AttackedRouter, hostile_s: float) -> None:
     neighbour_reads_on(router, hostile_s / SHARES, lambda until_s: smuggle(router, until_s))
 
 
 @pytest.mark.parametrize("kind", CROWDS)
-def test_neighbour_reads_on_beside_a_crowd(router: AttackedRouter, hostile_s: float, kind: str) -> None:
+def test_neighbour_is_served_during_a_crowd(router: AttackedRouter, hostile_s: float, kind: str) -> None:
     neighbour_reads_on(router, hostile_s / SHARES, lambda until_s: crowd(router, until_s, *CROWDS[kind]))

@@ -70,7 +70,7 @@ async def prepare(client: SessionClient, change_id: int, folder: Path) -> sessio
     return found
 
 
-async def test_mutated_adapters_leave_a_running_answer_and_its_worker_as_they_are(
+async def test_mutated_adapters_change_no_running_answer_or_worker(
     bases: list[Path], tmp_path: Path, hostile_s: float
 ) -> None:
     model, adapter = bases[0], bases[1]

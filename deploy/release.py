@@ -75,7 +75,7 @@ def main() -> None:
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     commit = subprocess.run(command, check=True, timeout=GIT_S, capture_output=True, text=True).stdout.strip()
     try:
-        begin(ROOT, sys.argv[1], commit, datetime.datetime.now(datetime.UTC).date())
+        begin(ROOT, sys.argv[1], commit, datetime.datetime.now(datetime.UTC).date())  # noqa: TID251 -- date of a heading
     except ValueError as error:
         raise SystemExit(f"release.py: {error}") from error
 

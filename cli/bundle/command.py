@@ -236,7 +236,7 @@ def make_bundle(
     with_tokens: bool = False,
 ) -> int:
     """Write the archive, by default baton-bundle-TIME.tar.gz in the current folder. Raises: CommandFailed."""
-    made = datetime.now(UTC)
+    made = datetime.now(UTC)  # noqa: TID251 -- for the bundle's reader
     path = out if out is not None else Path(f"baton-bundle-{made:%Y%m%d-%H%M%S}.tar.gz")
     processes, run = find_processes(proc), newest_run(runtime)
     sources = Sources(runtime, run, processes, admin or admin_targets(processes, run), os.environ, with_tokens)

@@ -153,7 +153,7 @@ def show(records: Sequence[Record], as_json: bool, shown: ResultForm[Record], no
 
 def describe_machine() -> dict[str, str]:
     return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),  # noqa: TID251 -- date of a result
         "cpu": _cpu_name(),
         "cores": str(len(os.sched_getaffinity(0))),
         "torch_threads": str(torch.get_num_threads()),

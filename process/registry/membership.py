@@ -86,7 +86,7 @@ async def take_epoch(registry: RedisRegistry | None) -> Epoch:
 
     If the clock went back, its epoch is lower than earlier ones; then `Registration` replaces it.
     """
-    proposed = time.time_ns() // 1_000_000
+    proposed = time.time_ns() // 1_000_000  # noqa: TID251 -- only the order of epochs counts
     if registry is None:
         return Epoch(proposed, from_clock=True)
     try:

@@ -31,12 +31,12 @@ from baton.router.types.response import (
 
 def created_now() -> int:
     """Return the time in seconds since 1970 for the field `created` of OpenAI's API. Never used in computations."""
-    return int(time.time())
+    return int(time.time())  # noqa: TID251 -- `created` of OpenAI's API
 
 
 def rfc3339_now() -> str:
     """Return the time in RFC 3339 format for the field `created_at` of Ollama's API. Never used in computations."""
-    return datetime.now(UTC).isoformat()
+    return datetime.now(UTC).isoformat()  # noqa: TID251 -- `created_at` of Ollama's API
 
 
 REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}

@@ -135,7 +135,7 @@ def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, 
 
 def _strftime_now(format: str) -> str:
     """Return the local time for templates that state a date (Llama 3, gpt-oss), as transformers does."""
-    return datetime.now().astimezone().strftime(format)
+    return datetime.now().astimezone().strftime(format)  # noqa: TID251 -- date in a prompt
 
 
 class _Refusal(jinja2.TemplateError):

@@ -90,7 +90,7 @@ class Upload:
 class BatchStorage:
     """Files and batches by tenant. Problems are raised for unknown ids and exceeded limits, OSError for the disk's."""
 
-    def __init__(self, folder: Path, bounds: BatchBounds, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, bounds: BatchBounds, clock: Callable[[], float] = time.time) -> None:  # noqa: TID251 -- expiry outlives processes
         self._folder = folder
         self.bounds = bounds
         self.now_s = clock

@@ -144,7 +144,7 @@ async def test_expired_batch_reports_requests_without_answer(gateway: Gateway) -
     gateway.pair.manual = True
     begun = await created(gateway, [line("a")])
     await gateway.pair.prefill.received("prefill")
-    storage(gateway).now_s = lambda: time.time() + DAY_S + 1
+    storage(gateway).now_s = lambda: time.time() + DAY_S + 1  # noqa: TID251
     batch = await finished(gateway, begun["id"])
     assert batch["status"] == "expired"
     [error] = await lines_of(gateway, batch["error_file_id"])
@@ -205,7 +205,7 @@ async def test_deleted_and_expired_files_are_gone(gateway: Gateway, settings: di
     assert deleted.json() == {"id": first["id"], "object": "file", "deleted": True}
     assert (await gateway.client.get(f"/v1/files/{first['id']}")).status_code == 404
     assert second["expires_at"] - second["created_at"] == 3600
-    storage(gateway).now_s = lambda: time.time() + 3601
+    storage(gateway).now_s = lambda: time.time() + 3601  # noqa: TID251
     assert (await gateway.client.get(f"/v1/files/{second['id']}")).status_code == 404
     storage(gateway).sweep()
     assert not list(settings["batch_dir"].rglob(f"{second['id']}*"))

@@ -2,25 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import pytest
 
 from baton.process.helper import Helper
 from baton.process.serving import watchdog
-from baton.process.serving.server import Running, serve
 from baton.process.telemetry.spans import FinishedSpan, Telemetry
 from baton.process.telemetry.trace_context import TraceContext, new_trace
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc, session_pb2
 from baton.router.config import RouterConfig
 from baton.router.model import chat_template
 from baton.router.model.template_process import CPU_S
-from baton.router.process import RouterProcess
 from baton.router.request.attempt import Tries
+from tests.fixtures.routed import Observed, ObservedRouter, serving_router
 from tests.router.fake_worker import FakePair, FakeWorker, worker_info
 from tests.router.tokenizers_for_tests import byte_level, write_model_folder
 
@@ -78,22 +77,6 @@ class RecordingTelemetry:
         pass
 
 
-class ObservedRouter(RouterProcess):
-    """A router that tells when it listens."""
-
-    def __init__(self, config: RouterConfig, telemetry: Telemetry) -> None:
-        super().__init__(config, telemetry)
-        self.config, self.started = config, asyncio.Event()
-
-    async def start(self, running: Running) -> None:
-        self.running = running
-        await super().start(running)
-        self.started.set()
-
-
-Observed = TypeVar("Observed", bound=ObservedRouter)
-
-
 @asynccontextmanager
 async def running_router(
     kind: type[Observed], pair: FakePair, settings: dict[str, Any], telemetry: Telemetry
@@ -103,15 +86,8 @@ async def running_router(
     # A stalled machine must not look like a dead worker; tests of silence and of broken connections set shorter times.
     fields |= {"worker_reconnect_s": 30.0, "session_silence_s": 30.0}
     fields |= {"no_prefill_worker": "queue", "local_prefill_tokens": 0}  # every prompt goes to the prefill worker
-    router = kind(RouterConfig(**(fields | settings)), telemetry)
-    serving = asyncio.create_task(serve(router, grace_s=router.config.drain_s))
-    await router.started.wait()
-    try:
+    async with serving_router(kind(RouterConfig(**(fields | settings)), telemetry)) as router:
         yield router
-    finally:
-        with suppress(RuntimeError):  # a test may have stopped it
-            router.running.stop()
-        assert await serving == 0
 
 
 @dataclass

@@ -13,8 +13,9 @@ from baton.process.registry.redis_server import RedisServer
 from baton.process.telemetry.spans import NoTelemetry
 from baton.protos import baton_pb2, baton_pb2_grpc, session_pb2
 from baton.router.request.journal import journal_key
+from tests.fixtures.routed import ObservedRouter
 from tests.fixtures.waiting import eventually
-from tests.router.conftest import READY_S, ObservedRouter, Stack, encode, running_router, text_of
+from tests.router.conftest import READY_S, Stack, encode, running_router, text_of
 from tests.router.fake_worker import Session
 from tests.router.test_router_keys import ONE, OTHER, shown
 from tests.router.test_router_refusals import refusal

@@ -18,7 +18,8 @@ from baton.router.http.process import HttpRouterProcess
 from baton.router.model.chat_template import ChatTemplate
 from baton.versions import OWN
 from tests.fixtures.chromium import Browser, Page
-from tests.router.conftest import ObservedRouter, fake_pair, running_router
+from tests.fixtures.routed import ObservedRouter
+from tests.router.conftest import fake_pair, running_router
 from tests.router.fake_worker import FakePair
 from tests.router.tokenizers_for_tests import END, byte_level, write_model_folder
 

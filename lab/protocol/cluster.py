@@ -180,7 +180,8 @@ def _ranks(graph: RequestGraph, faults: Sequence[Spent], merged: Numbers) -> tup
     The rank is the length of the longest run to the state, where a fault of another request counts as a step.
     Raises: CycleError if a run may go on for ever.
     """
-    shape, number = graph.shape, {fault: index for index, fault in enumerate(faults)}
+    shape = graph.shape
+    number: dict[tuple[int, int], int] = {fault: index for index, fault in enumerate(faults)}
     before: dict[tuple[int, int], set[tuple[int, int]]] = {}
     begins: set[tuple[int, int, int]] = set()  # edges that begin an attempt
     left = [(0, 0)]

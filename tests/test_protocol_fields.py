@@ -20,17 +20,19 @@ BY_PROTOCOL = {
         sampling_pb2.Sampling.DESCRIPTOR: SAMPLING,
         session_pb2.Prefill.DESCRIPTOR: f"{COMMAND} fetch",
         session_pb2.Start.DESCRIPTOR: f"{COMMAND} prefill_endpoint cache_root",
+        session_pb2.StepOutputs.DESCRIPTOR: "outputs made_us held_us gaps held since drafts",
     },
     2: {  # adapters that come and go, vectors; objectives and sizes of messages, which change no answer
         session_pb2.Prefill.DESCRIPTOR: "adapter_digest pooling first_token_in_ms ttft_slo_ms tbt_slo_ms",
         session_pb2.Start.DESCRIPTOR: "adapter_digest pooling first_token_in_ms ttft_slo_ms tbt_slo_ms tokens_together",
+        session_pb2.StepOutputs.DESCRIPTOR: "attempt_ids choices offsets token_ids",
     },
 }
 """The fields that each protocol brought. One that changes no answer counts with the newest."""
 
 
 @pytest.mark.parametrize("message", BY_PROTOCOL[1], ids=lambda message: message.name)
-def test_command_fields_have_a_protocol(message: Descriptor) -> None:
+def test_fields_that_change_an_answer_have_a_protocol(message: Descriptor) -> None:
     known = {name for fields in BY_PROTOCOL.values() for name in fields.get(message, "").split()}
     assert {field.name for field in message.fields} == known, "docs/releases.md: when is PROTOCOL raised?"
 

@@ -86,7 +86,7 @@ class Detokenizer:
         self._skip_special_tokens = skip_special_tokens
         self._left_out = left_out
         self._alone = {} if alone is None else alone
-        self._joins = joins
+        self._joins = joins and not left_out
         self._window: list[int] = []
         self._said_tokens = 0  # number of tokens of the window whose text was returned
         self._said = ""  # text of those tokens, decoded within the window

@@ -6,7 +6,8 @@ A Hugging Face id may name one of several GGUF files, as for llama.cpp and Ollam
 
 import glob
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from baton.text.gguf.folder import folder_of
@@ -46,6 +47,8 @@ MODEL_FILES = (*DESCRIBING_FILES, SINGLE_FILE, INDEX_FILE, f"[0-9]_Dense/{SINGLE
 Other files are never loaded: weights in other formats (`*.bin`, `*.pth`, `original/`, `onnx/`, `openvino/`), and the
 same weights under other names (`consolidated.safetensors`, `model.fp16.safetensors`).
 """
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""Files to download of a LoRA adapter."""
 FILE_KINDS = {SAFETENSORS: "a file of weights", **dict.fromkeys(PICKLED, "a file of pickled weights")}
 USUAL_QUANTS = ("Q4_K_M", "Q8_0")  # taken if the id names no file, in this order
 
@@ -70,10 +73,27 @@ def find_model_folder(given: str, with_weights: bool = True) -> Path:
     if path.exists():
         raise NoSuchModel(_file_instead(path))
     hub_id, _, chosen = given.partition(":")
-    if path.is_absolute() or given.startswith((".", "~")) or hub_id.count("/") != 1:
+    if not _may_be_hub_id(hub_id):
         named = ", ".join(NAMED)
         raise NoSuchModel(f"there is no such folder, a hub id looks like owner/name, and named models are {named}")
     return _download(hub_id, chosen, with_weights)
+
+
+def find_adapter_folder(given: str) -> Path:
+    """Return the folder of a LoRA adapter, given as a folder or a Hugging Face id. Raises: NoSuchModel."""
+    path = Path(given).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists() or not _may_be_hub_id(given):
+        raise NoSuchModel("there is no such folder, and a hub id looks like owner/name")
+    from huggingface_hub import snapshot_download
+
+    with _reaching_hub():
+        return Path(snapshot_download(given, allow_patterns=list(ADAPTER_FILES)))
+
+
+def _may_be_hub_id(given: str) -> bool:
+    return not given.startswith(("/", ".", "~")) and given.count("/") == 1
 
 
 def check_complete(folder: Path) -> None:
@@ -124,6 +144,18 @@ def _file_instead(path: Path) -> str:
 def _download(hub_id: str, chosen: str, with_weights: bool) -> Path:
     """Download into the cache of huggingface_hub; use the cache alone if the hub cannot be reached."""
     from huggingface_hub import snapshot_download
+
+    with _reaching_hub():
+        if not chosen and (checkpoint := _checkpoint(hub_id, with_weights)) is not None:
+            return checkpoint
+        wanted = choose_gguf(_files_of(hub_id), chosen)
+        folder = Path(snapshot_download(hub_id, allow_patterns=list(wanted)))
+    return folder_of(folder / wanted[0])
+
+
+@contextmanager
+def _reaching_hub() -> Iterator[None]:
+    """Raise errors of huggingface_hub as NoSuchModel."""
     from huggingface_hub.errors import (
         HfHubHTTPError,
         HFValidationError,
@@ -132,10 +164,7 @@ def _download(hub_id: str, chosen: str, with_weights: bool) -> Path:
     )
 
     try:
-        if not chosen and (checkpoint := _checkpoint(hub_id, with_weights)) is not None:
-            return checkpoint
-        wanted = choose_gguf(_files_of(hub_id), chosen)
-        folder = Path(snapshot_download(hub_id, allow_patterns=list(wanted)))
+        yield
     except HFValidationError as error:
         raise NoSuchModel(f"neither a folder nor a hub id: {error}") from error
     except RepositoryNotFoundError as error:
@@ -145,7 +174,6 @@ def _download(hub_id: str, chosen: str, with_weights: bool) -> Path:
             f"there is no such folder, and the Hugging Face hub cannot be reached ({type(error).__name__}); "
             "give the folder of a checkpoint"
         ) from error
-    return folder_of(folder / wanted[0])
 
 
 def _checkpoint(hub_id: str, with_weights: bool) -> Path | None:
@@ -157,9 +185,11 @@ def _checkpoint(hub_id: str, with_weights: bool) -> Path | None:
         return folder
     if with_weights and (folder / INDEX_FILE).exists():
         parts = [glob.escape(name) for name in indexed_names(folder) if name.endswith(SAFETENSORS)]
-        return Path(snapshot_download(hub_id, allow_patterns=parts))
+        return Path(snapshot_download(hub_id, revision=folder.name, allow_patterns=parts))  # a commit names the folder
     if not any((folder / name).exists() for name in IDENTIFYING_FILES):
         return None
+    if not with_weights and (folder / "config.json").exists() and has_tokenizer(folder):
+        return folder
     files = _files_of(hub_id)
     has_gguf = any(name.endswith(SUFFIX) for name in files)
     return None if has_gguf and not {SINGLE_FILE, INDEX_FILE} & set(files) else folder

@@ -20,8 +20,10 @@ class WeightsRefused(FileRefused):
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether a folder has weights that are read."""
-    return (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists() or is_gguf(folder)
+    """Return whether a folder has weights that are read, with all files of their index. Raises: WeightsRefused."""
+    if not (folder / SINGLE_FILE).exists() and (folder / INDEX_FILE).exists():
+        return all((folder / name).exists() for name in indexed_names(folder))
+    return (folder / SINGLE_FILE).exists() or is_gguf(folder)
 
 
 def stores_weights(folder: Path) -> bool:

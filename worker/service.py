@@ -433,8 +433,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         self._hub.send(link, message)
 
     def _on_link_end(self, link: Link) -> None:
-        self._clocks.pop(link.router_id, None)
-        self._protocols.pop(link.router_id, None)
+        if all(each.router_id != link.router_id for each in self._hub.links):  # else the router has opened a new one
+            self._clocks.pop(link.router_id, None)
+            self._protocols.pop(link.router_id, None)
         for request in self._requests:
             if request.link is link:
                 self._abandon(request)

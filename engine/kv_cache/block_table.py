@@ -97,8 +97,8 @@ class BlockTable:
         """
         count, held, references = self._pool.column_blocks, self.blocks, self._pool.references
         shared = [place for place in range(column * count, (column + 1) * count) if references(held[place]) > 1]
-        self.own_column = column
         if not shared:
+            self.own_column = column
             return []
         blocks, copies = list(held), []
         for place, destination in zip(shared, self._pool.allocate(len(shared)), strict=True):
@@ -106,6 +106,7 @@ class BlockTable:
             self._pool.release(blocks[place])
             blocks[place] = destination
         self._replace(blocks)
+        self.own_column = column
         return copies
 
     def grow(self, position: int, block_tokens: int) -> list[BlockCopy]:

@@ -10,7 +10,7 @@ import torch
 from baton.engine.load import device_named
 from baton.engine.weights.formats import WeightFormat
 from baton.text.host.files import FileRefused
-from baton.text.model_folder import check_config, find_model_folder
+from baton.text.model_folder import check_config, find_adapter_folder, find_model_folder
 from baton.text.model_options import GPU_MEMORY_UTILIZATION, SPECULATIVE_TOKENS, KvCacheDtype
 from baton.text.speculation import MOST_SPECULATIVE_TOKENS
 
@@ -141,6 +141,14 @@ def model_folder(name: str, with_weights: bool = True) -> Path:
     """Return a checkpoint's folder. `name`: a folder, a GGUF file, or a Hugging Face id. Raises: ValueError."""
     try:
         return find_model_folder(name, with_weights)
+    except FileRefused as error:
+        raise ValueError(f"{name!r}: {error}") from error
+
+
+def adapter_folder(name: str) -> Path:
+    """Return a LoRA adapter's folder. `name`: a folder, or a Hugging Face id. Raises: ValueError."""
+    try:
+        return find_adapter_folder(name)
     except FileRefused as error:
         raise ValueError(f"{name!r}: {error}") from error
 

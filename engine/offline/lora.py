@@ -8,7 +8,7 @@ import torch
 from baton.engine.config.model_config import DecoderConfig, ModelConfig
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.lora.files import LoraWeights, adapter_digest, read_adapter
-from baton.engine.offline.engine_args import model_folder
+from baton.engine.offline.engine_args import adapter_folder
 
 USUAL_RANK = 16  # default of vLLM's max_lora_rank
 
@@ -55,7 +55,7 @@ class OfflineAdapters:
 
     def read(self, request: LoRARequest) -> ReadAdapter:
         """Read an adapter's files unless they were read before. Not thread-safe. Raises: ValueError, ModelError."""
-        folder = model_folder(request.lora_path)
+        folder = adapter_folder(request.lora_path)
         digest = self._digests.get(folder) or adapter_digest(folder)
         if digest in self._numbers:
             return ReadAdapter(request.lora_name, digest, None)

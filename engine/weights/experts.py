@@ -6,6 +6,7 @@ weights. Biases, and blocks and scales of MXFP4, are stacked as `[experts, outpu
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -70,7 +71,13 @@ class ExpertsApart:
         return self.stored.shape(name)
 
     def read(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
-        return self.stored.read(name, dtypes, *shape)
+        place = self._place(name)
+        if place is None:
+            return self.stored.read(name, dtypes, *shape)
+        held = self._held.get(place.name)
+        rows = (shape[0] * place.parts, *shape[1:])
+        whole = self._whole(self.stored.read, place, dtypes, rows) if held is None else held.tensor
+        return self._cut(place, whole, shape)
 
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
         place = self._place(name)
@@ -80,27 +87,33 @@ class ExpertsApart:
             raise ModelError(f"the checkpoint has no tensor {name}")
         whole = self._held.get(place.name)
         if whole is None:
-            tensor = self._take_whole(place, dtypes, (shape[0] * place.parts, *shape[1:]))
+            tensor = self._whole(self.stored.take, place, dtypes, (shape[0] * place.parts, *shape[1:]))
             whole = self._held[place.name] = _Whole(tensor, self.count * place.parts)
         whole.left -= 1
         if not whole.left:
             del self._held[place.name]
-        own = whole.tensor[place.expert]
+        return self._cut(place, whole.tensor, shape)
+
+    def _cut(self, place: _Place, whole: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return a copy of one expert's part of a stacked tensor."""
+        own = whole[place.expert]
         if self.layout is StackedExperts.INTERLEAVED:
             own = own[place.part :: place.parts]
         else:
             own = own[place.part * shape[0] : (place.part + 1) * shape[0]]
         return own.clone(memory_format=torch.contiguous_format)
 
-    def _take_whole(self, place: _Place, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]) -> torch.Tensor:
+    def _whole(
+        self, load: Callable[..., torch.Tensor], place: _Place, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]
+    ) -> torch.Tensor:
         """Return a stacked tensor as `[experts, outputs, ...]`. `shape`: shape of one expert's part."""
         rows, columns, stored = (self.count, *shape), (self.count, *shape[::-1]), self.stored.shape(place.name)
         is_turned = place.is_weight and self.layout is not StackedExperts.ROWS
         if place.is_weight and rows != columns and stored in (rows, columns):
             is_turned = stored == columns  # tools write some families in either layout
         if is_turned:
-            return self.stored.take(place.name, dtypes, *columns).transpose(1, 2)
-        return self.stored.take(place.name, dtypes, *rows)
+            return load(place.name, dtypes, *columns).transpose(1, 2)
+        return load(place.name, dtypes, *rows)
 
     def _place(self, name: str) -> _Place | None:
         """Return the location of an expert's tensor; None if it is stored alone, or is not an expert's."""

@@ -143,14 +143,13 @@ class LinkHub(Generic[Message]):
 
     def connect(self, router_id: bytes, resumes: bool) -> tuple[RouterLink[Message], bool]:
         """Connect a router; return its link, and whether the link continues an earlier one."""
-        link = self._links.get(router_id)
-        if link is not None and not resumes:
-            self.end(link, "the router opened a new one")
-            link = None
+        old = self._links.get(router_id)
+        link = old if resumes else None
         resumed = link is not None
         if link is None:
-            link = RouterLink(router_id, LinkChannel(self._max_unacknowledged))
-            self._links[router_id] = link
+            link = self._links[router_id] = RouterLink(router_id, LinkChannel(self._max_unacknowledged))
+            if old is not None:
+                self.end(old, "the router opened a new one")
         if link.expiry is not None:
             link.expiry.cancel()
             link.expiry = None

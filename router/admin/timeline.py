@@ -110,7 +110,7 @@ async def _add_decided(
     """
     left_bytes = MOST_DECIDED_BYTES
     for message, report in zip(reversed(own.requests), reversed(reports), strict=True):
-        found = None if tokens is None else tokens.find(report.request_id)
+        found = None if tokens is None else tokens.find(report.request_id, report.trace_id)
         text = json.dumps({**decided(report), **({} if found is None else {"tokens": found.plain()})})
         left_bytes -= len(text)
         if left_bytes < 0:

@@ -139,6 +139,8 @@ class ResponseCheck:
         if step.token_ids and max(step.token_ids) >= vocab_size:
             raise OutOfBounds(f"step_outputs.token_ids: {max(step.token_ids)} is not a token id")
         columns = (step.attempt_ids, step.choices, step.offsets, step.token_ids)
+        if step.token_ids and not step.made_us:
+            raise OutOfBounds("step_outputs: columns without made_us")
         if len(set(map(len, columns))) > 1:
             raise OutOfBounds(f"step_outputs: columns must have equal lengths, not {[*map(len, columns)]}")
         for output in step.outputs:

@@ -1,7 +1,6 @@
 """Token ids of the newest requests, for `baton replay --model`. Kept only if the operator asks for them."""
 
 from array import array
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,6 @@ OTHER_BYTES = 2048  # memory of a record without its tokens, about
 class TokenRecord:
     """Token ids of one request, and its sampling parameters. `answers`: released tokens of each generated choice."""
 
-    request_id: str
     prompt: Sequence[int]
     answers: Sequence[Sequence[int]]
     sampling: Sampling
@@ -37,7 +35,7 @@ class TokenRecords:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._records: deque[TokenRecord] = deque()
+        self._records: dict[tuple[str, str], TokenRecord] = {}  # by request id and trace id, oldest first
         self._bytes = 0
 
     def observe(self, record: RequestRecord) -> None:
@@ -46,13 +44,15 @@ class TokenRecords:
         if prepared is None or released is None or not self._most_bytes:
             return
         answers = [array("I", answer) for answer in released()]
-        self._records.append(
-            TokenRecord(prepared.request_id, array("I", prepared.token_ids), answers, prepared.sampling)
-        )
-        self._bytes += self._records[-1].bytes
+        kept = TokenRecord(array("I", prepared.token_ids), answers, prepared.sampling)
+        key = prepared.request_id, record.identity.trace_id
+        if (older := self._records.pop(key, None)) is not None:
+            self._bytes -= older.bytes
+        self._records[key] = kept
+        self._bytes += kept.bytes
         while self._bytes > self._most_bytes:
-            self._bytes -= self._records.popleft().bytes
+            self._bytes -= self._records.pop(next(iter(self._records))).bytes
 
-    def find(self, request_id: str) -> TokenRecord | None:
-        """Return the newest record with this id; None if there is none."""
-        return next((each for each in reversed(self._records) if each.request_id == request_id), None)
+    def find(self, request_id: str, trace_id: str) -> TokenRecord | None:
+        """Return the newest record with these ids; None if there is none."""
+        return self._records.get((request_id, trace_id))

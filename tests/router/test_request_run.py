@@ -319,11 +319,12 @@ def test_logprobs_that_are_not_one_a_token_are_refused() -> None:
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        ({"attempt_ids": [1], "choices": [0], "offsets": [1], "token_ids": [9]}, "9 is not a token id"),
-        ({"attempt_ids": [1, 2], "choices": [0], "offsets": [1], "token_ids": [8]}, "equal lengths"),
+        ({"attempt_ids": [1], "choices": [0], "offsets": [1], "token_ids": [9], "made_us": 1}, "9 is not a token id"),
+        ({"attempt_ids": [1, 2], "choices": [0], "offsets": [1], "token_ids": [8], "made_us": 1}, "equal lengths"),
+        ({"attempt_ids": [1], "choices": [0], "offsets": [1], "token_ids": [8]}, "without made_us"),
     ],
 )
-def test_columns_out_of_bounds_are_refused(columns: dict[str, list[int]], why: str) -> None:
+def test_columns_out_of_bounds_are_refused(columns: dict[str, Any], why: str) -> None:
     with pytest.raises(OutOfBounds, match=why):
         ResponseCheck(9).check(session_pb2.ConnectResponse(step_outputs=session_pb2.StepOutputs(**columns)))
 

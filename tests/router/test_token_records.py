@@ -29,8 +29,8 @@ def answered(request_id: str, *tokens: int) -> RequestRecord:
 
 def test_tokens_with_their_sampling_survive_json() -> None:
     records = TokenRecords(1 << 20)
-    records.observe(answered("a", 7, 300))
-    found = records.find("a")
+    records.observe(record := answered("a", 7, 300))
+    found = records.find("a", record.identity.trace_id)
     assert found is not None
     plain = json.loads(json.dumps(found.plain()))
     assert (plain["prompt"], plain["answers"]) == (list(range(18)), [[7, 300]])
@@ -39,17 +39,27 @@ def test_tokens_with_their_sampling_survive_json() -> None:
 
 def test_tokens_over_the_bound_are_those_of_the_newest_requests() -> None:
     records = TokenRecords(2 * OTHER_BYTES + 4 * 2 * 20)
-    for request_id in "abc":
-        records.observe(answered(request_id, 1, 2))
-    assert [records.find(each) is not None for each in "abc"] == [False, True, True]
+    kept = [answered(request_id, 1, 2) for request_id in "abc"]
+    for record in kept:
+        records.observe(record)
+    ids = [each.identity.trace_id for each in kept]
+    assert [records.find(*each) is not None for each in zip("abc", ids, strict=True)] == [False, True, True]
+
+
+def test_tokens_of_a_repeated_request_replace_the_older_ones() -> None:
+    records = TokenRecords(2 * OTHER_BYTES)
+    for token in range(5):
+        records.observe(record := answered("a", token))
+    found = records.find("a", record.identity.trace_id)
+    assert found is not None and [list(each) for each in found.answers] == [[4]]
 
 
 def test_tokens_of_a_rejected_request_and_without_memory_are_not_kept() -> None:
     rejected, none = reported(Timeline(0.0), "a"), TokenRecords(0)
     some = TokenRecords(1 << 20)
     some.observe(rejected)
-    none.observe(answered("a", 1))
-    assert some.find("a") is None and none.find("a") is None
+    none.observe(record := answered("a", 1))
+    assert some.find("a", rejected.identity.trace_id) is None and none.find("a", record.identity.trace_id) is None
 
 
 @pytest.mark.parametrize("with_tokens", [False, True])

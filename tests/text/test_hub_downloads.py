@@ -11,8 +11,14 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from huggingface_hub.utils import filter_repo_objects
 
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
-from baton.text.model_folder import NoSuchModel, check_complete, check_config, find_model_folder
-from baton.text.weight_files import INDEX_FILE, SINGLE_FILE, weight_files
+from baton.text.model_folder import (
+    NoSuchModel,
+    check_complete,
+    check_config,
+    find_adapter_folder,
+    find_model_folder,
+)
+from baton.text.weight_files import INDEX_FILE, SINGLE_FILE, has_weights, weight_files
 
 GGUF = Path(__file__).parents[1] / "fixtures" / "gguf"
 OTHERS = (
@@ -48,7 +54,10 @@ class FakeHub:
             (self.published / name).parent.mkdir(parents=True, exist_ok=True)
             (self.published / name).write_text("{}")
 
-    def download(self, hub_id: str, allow_patterns: list[str], local_files_only: bool = False) -> str:
+    def download(
+        self, hub_id: str, allow_patterns: list[str], revision: str | None = None, local_files_only: bool = False
+    ) -> str:
+        assert revision in (None, self.snapshot.name)
         for name in filter_repo_objects(self.files, allow_patterns=allow_patterns) if self.is_reachable else ():
             (self.snapshot / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(self.published / name, self.snapshot / name)
@@ -101,6 +110,15 @@ def test_download_of_a_checkpoint_fetches_only_what_is_loaded(
         check_complete(folder)
 
 
+def test_weights_of_an_interrupted_download_do_not_count(hub: FakeHub) -> None:
+    write_tiny_checkpoint(hub.published)
+    sharded(hub)
+    folder = find_model_folder("owner/name")
+    assert has_weights(folder)
+    (folder / PARTS[1]).unlink()
+    assert not has_weights(folder)
+
+
 def test_download_for_a_plan_fetches_no_weights(hub: FakeHub) -> None:
     write_tiny_checkpoint(hub.published)
     described = set(hub.files) - {SINGLE_FILE}
@@ -126,7 +144,13 @@ def test_downloaded_gguf_file_is_found_without_network(hub: FakeHub) -> None:
     assert find_model_folder("owner/name:Q8_0") == find_model_folder("owner/name") == folder
 
 
-def test_adapter_on_the_hub_is_refused_as_an_adapter(hub: FakeHub) -> None:
+def test_adapter_on_the_hub_is_downloaded_with_its_weights(hub: FakeHub) -> None:
+    hub.add("adapter_config.json", "adapter_model.safetensors", "README.md", "optimizer.pt")
+    find_adapter_folder("owner/name")
+    assert hub.fetched == {"adapter_config.json", "adapter_model.safetensors"}
+
+
+def test_adapter_on_the_hub_is_refused_as_a_model(hub: FakeHub) -> None:
     hub.add("adapter_config.json", "adapter_model.safetensors", "README.md")
     with pytest.raises(NoSuchModel, match="is a LoRA adapter; give its base model"):
         check_config(find_model_folder("owner/name"))

@@ -54,5 +54,7 @@ def _jinja(template: str) -> str:
     """Convert a template with `{query}` and `{document}` to one of messages of these roles."""
     parts = re.split(r"\{(query|document)\}", template)
     contents = "(messages | selectattr('role', 'equalto', '{}') | first)['content']"
-    values = [contents.format(part) if index % 2 else json.dumps(part) for index, part in enumerate(parts)]
+    values = [
+        contents.format(part) if index % 2 else json.dumps(part, ensure_ascii=False) for index, part in enumerate(parts)
+    ]
     return "".join(f"{{{{ {value} }}}}" for value in values)

@@ -30,7 +30,7 @@ MAX_LEXER_STATES = 50_000  # maximum lexer states, of 1 to 2 kB each
 MAX_GRAMMAR_SYMBOLS = 200_000
 MAX_FORCED_BYTES = 256  # maximum bytes of a forced text; a longer text is not tokenised
 MESSAGE_CHARACTERS = 300
-PLAIN_TOKEN = re.compile("[!-~]+")  # ASCII without space, which every kind of vocabulary writes as it is
+PLAIN_TOKEN = re.compile("(?!<0x)[!-~]+")  # ASCII without space, which every kind of vocabulary writes as it is
 MAX_ADDED_TOKENS = 10_000  # added tokens that the library reads in 1 s; its time grows with the square of their number
 
 

@@ -174,7 +174,9 @@ class TierRestorer:
             load = engine.loop.load
             if not load.waiting_sequences and load.pages.free + load.pages.cached >= blocks:
                 return
-            await asyncio.sleep(POLL_S)  # `engine.loop.load` changes after every step
+            await asyncio.sleep(
+                POLL_S
+            )  # `engine.loop.load` changes after a step, or up to 0.1 s later in a large batch
 
     @property
     def price(self) -> float:

@@ -305,7 +305,8 @@ class HttpConnection(HttpToolsProtocol):
 async def _send(cycle: RequestResponseCycle, message: Any) -> None:
     """Send a message of an answer. Nearly every token is a chunk, which needs none of uvicorn's checks."""
     body = message.get("body")
-    if body and message.get("more_body") and cycle.chunked_encoding and not cycle.flow.write_paused:
+    is_chunk = body and message.get("more_body") and cycle.chunked_encoding and not cycle.response_complete
+    if is_chunk and not cycle.flow.write_paused:
         if not cycle.disconnected:
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
     else:

@@ -42,6 +42,20 @@ async def test_single_tokens_are_sent_in_columns_from_protocol_2_on(
             assert found[-1].end is SequenceEnd.LENGTH
 
 
+async def test_router_that_opens_a_new_link_still_gets_columns() -> None:
+    async with running(DecodeStack()) as stack:
+        before, after = SessionClient(stack.endpoint), SessionClient(stack.endpoint)
+        after.router_id = before.router_id
+        before.versions = after.versions = versions_pb2.Versions(release="0.2.0", protocol=2, oldest_protocol=1)
+        async with before:
+            pass
+        async with after:
+            assert after.welcome is not None and not after.welcome.resumed
+            await after.send(start=start_command(1, b"", "", tokens=PROMPT_TOKENS, max_tokens=MAX_TOKENS))
+            await eventually(lambda: any(output.end for output in after.outputs(1)))
+            assert sum(len(step.token_ids) for step in after.of_kind("step_outputs")) == 2
+
+
 def events(step: session_pb2.StepOutputs) -> list[SequenceOutput]:
     found = attempt_events(session_pb2.ConnectResponse(step_outputs=step), "h:1")
     return [event for event in found if isinstance(event, SequenceOutput)]

@@ -42,12 +42,12 @@ MUTATIONS = [
         "else self._done\n        for",
         "blocks_of_a_lapsed_session_go_by_their_last_use",
     ),
-    (EVICTION, "block in self._loaded or ", "", "blocks_loaded_for_a_prompt_go_after_those_of_sessions"),
+    (EVICTION, "block in self._loaded or ", "", "blocks_loaded_for_a_prompt_are_evicted_after_session_blocks"),
     (
         SESSIONS,
         "self._sessions.move_to_end(turn.session_id)",
         "pass",
-        "session_that_was_used_again_is_not_the_one_that_is_forgotten",
+        "reused_session_is_not_the_forgotten_one",
     ),
     (
         BUDGET,

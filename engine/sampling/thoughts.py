@@ -36,7 +36,7 @@ class _At(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _ThoughtState:
     at: _At
     tokens: int = 0  # tokens in the opening marker (BEGIN), in the thought (THOUGHT, SPENT), before the answer (ANSWER)
 
@@ -91,27 +91,27 @@ class ThoughtConstraint(Constraint):
                 return self._form.vet(choice, history, prompt_tokens + place.tokens, drafted, most)
         return AllowedDrafts()
 
-    def _place(self, choice: int, answer: Sequence[int], settled: int) -> _Place:
+    def _place(self, choice: int, answer: Sequence[int], settled: int) -> _ThoughtState:
         """Return the state after `answer`. `settled`: number of answer tokens before the drafts."""
         known = self._ended.get(choice)
         if known is not None and known <= len(answer):
-            return _Place(_At.ANSWER, known)
+            return _ThoughtState(_At.ANSWER, known)
         begin = self._begin(answer)
         if begin is None:
             if self._form is None:
-                return _Place(_At.ANSWER)
+                return _ThoughtState(_At.ANSWER)
             opening = self._tokens.open
             is_open = len(answer) < len(opening) and tuple(answer) == opening[: len(answer)]
-            return _Place(_At.BEGIN, len(answer)) if is_open else _Place(_At.ANSWER)
+            return _ThoughtState(_At.BEGIN, len(answer)) if is_open else _ThoughtState(_At.ANSWER)
         end = self._end(answer, begin, max(begin, self._searched.get(choice, 0)))
         if end is not None:
             if end <= settled:
                 self._ended[choice] = end
-            return _Place(_At.ANSWER, end)
+            return _ThoughtState(_At.ANSWER, end)
         if begin <= settled:
             self._searched[choice] = settled
         tokens, budget = len(answer) - begin, self._tokens.budget
-        return _Place(_At.SPENT if budget is not None and tokens >= budget else _At.THOUGHT, tokens)
+        return _ThoughtState(_At.SPENT if budget is not None and tokens >= budget else _At.THOUGHT, tokens)
 
     def _begin(self, answer: Sequence[int]) -> int | None:
         """Return the number of tokens up to the end of the opening marker, or None if no thought has begun."""

@@ -35,7 +35,7 @@ class StoredTensors(Protocol):
         """Return a tensor whose content decides: as `take`, but instead of on the meta device on the CPU."""
 
 
-class _Place(NamedTuple):
+class _ExpertPart(NamedTuple):
     """Location of an expert's tensor in the stacked tensor `name`."""
 
     name: str
@@ -94,7 +94,7 @@ class ExpertsApart:
             del self._held[place.name]
         return self._cut(place, whole.tensor, shape)
 
-    def _cut(self, place: _Place, whole: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    def _cut(self, place: _ExpertPart, whole: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """Return a copy of one expert's part of a stacked tensor."""
         own = whole[place.expert]
         if self.layout is StackedExperts.INTERLEAVED:
@@ -104,7 +104,11 @@ class ExpertsApart:
         return own.clone(memory_format=torch.contiguous_format)
 
     def _whole(
-        self, load: Callable[..., torch.Tensor], place: _Place, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]
+        self,
+        load: Callable[..., torch.Tensor],
+        place: _ExpertPart,
+        dtypes: tuple[torch.dtype, ...],
+        shape: tuple[int, ...],
     ) -> torch.Tensor:
         """Return a stacked tensor as `[experts, outputs, ...]`. `shape`: shape of one expert's part."""
         rows, columns, stored = (self.count, *shape), (self.count, *shape[::-1]), self.stored.shape(place.name)
@@ -115,16 +119,16 @@ class ExpertsApart:
             return load(place.name, dtypes, *columns).transpose(1, 2)
         return load(place.name, dtypes, *rows)
 
-    def _place(self, name: str) -> _Place | None:
+    def _place(self, name: str) -> _ExpertPart | None:
         """Return the location of an expert's tensor; None if it is stored alone, or is not an expert's."""
         if self.stored.has(name):
             return None
         if (found := _GRANITE.fullmatch(name)) is not None:
-            return _Place(found["module"] + found["part"], int(found["expert"]), 0, 1, is_weight=True)
+            return _ExpertPart(found["module"] + found["part"], int(found["expert"]), 0, 1, is_weight=True)
         found = _NAME.fullmatch(name)
         if found is None:
             return None
         module, part = _PLACES[found["part"]]
         whole = f"{found['module']}{module}{_SUFFIXES[found['kind']]}"
         parts = sum(name == module for name, _ in _PLACES.values())
-        return _Place(whole, int(found["expert"]), part, parts, found["kind"] == "weight")
+        return _ExpertPart(whole, int(found["expert"]), part, parts, found["kind"] == "weight")

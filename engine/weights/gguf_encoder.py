@@ -60,7 +60,7 @@ POSITIONS = "position_embd.weight"
 GEMMA = "gemma-embedding"  # architecture with the names of decoders
 
 
-class _Place(NamedTuple):
+class _StoredPart(NamedTuple):
     tensor: GgufTensor
     part: int | None  # index in `attn_qkv`, if that is the tensor
     shape: torch.Size  # shape of the part
@@ -111,7 +111,7 @@ class GgufEncoderWeights:
         files = {part: map_file(part) for part in dict.fromkeys(each.path for each in self._tensors.values())}
         return {name: _read(place, files[place.tensor.path]) for name, place in self._places.items()}
 
-    def _place(self, name: str, shape: torch.Size) -> _Place:
+    def _place(self, name: str, shape: torch.Size) -> _StoredPart:
         """Find a tensor. Raises: ModelError if it is missing or has another shape."""
         part = None
         if self._is_gemma:
@@ -131,12 +131,12 @@ class GgufEncoderWeights:
         if stored not in self._tensors:
             raise ModelError(f"the GGUF file has no tensor {stored}")
         added = 1.0 if self._is_gemma and name.endswith("norm.weight") else 0.0
-        place = _Place(self._tensors[stored], part, shape, added)
+        place = _StoredPart(self._tensors[stored], part, shape, added)
         place.check()
         return place
 
 
-def _read(place: _Place, file: torch.Tensor) -> torch.Tensor:
+def _read(place: _StoredPart, file: torch.Tensor) -> torch.Tensor:
     tensor, shape = place.tensor, place.shape
     bytes_of_rows = file[tensor.start : tensor.start + tensor.stored_bytes]
     numbers = dequantise(bytes_of_rows.view(-1, tensor.row_bytes), tensor.type).view(place.stored)
@@ -150,4 +150,4 @@ def _read(place: _Place, file: torch.Tensor) -> torch.Tensor:
 def read_dense(path: Path, folder: str) -> torch.Tensor:
     """Return the weight of the linear layer that sentence-transformers stores in `folder`. Raises: GgufRefused."""
     tensor = read_model_header(path).tensors[DENSE[folder]]
-    return _read(_Place(tensor, None, torch.Size(tensor.shape)), map_file(tensor.path))
+    return _read(_StoredPart(tensor, None, torch.Size(tensor.shape)), map_file(tensor.path))

@@ -50,8 +50,8 @@ def replay(
 
     engine = None
     if flags.model is not None:
-        from baton.lab.replay.engine import EngineOptions
+        from baton.lab.replay.engine import RecordedModel
 
-        engine = EngineOptions(flags.model, flags.dtype, flags.kv_cache_dtype, flags.quantize)
+        engine = RecordedModel(flags.model, flags.dtype, flags.kv_cache_dtype, flags.quantize)
     what_if = WhatIf(tuple(flags.without or ()), flags.add_prefill, flags.add_decode)
     raise typer.Exit(run_replay(bundle, what_if, flags.json, flags.truth, engine))

@@ -1,10 +1,10 @@
 """Equivalent states of one request. Pure.
 
-Two states are equivalent, after the same faults, if they use the same workers, their requests have ended alike or not
-at all, and every step and every death leads from one to a state that is equivalent to one after the same kind of step
-or the same death from the other (the coarsest bisimulation). Other requests share only workers and faults, so they
-cannot tell equivalent states apart: a cluster of representatives has the same ends, and stops early exactly if the
-cluster of all states does.
+Two states are equivalent, after the same faults, if they use the same workers, if their requests have ended in the same
+way or not at all, and if every step and every death leads from one to a state that is equivalent to one after the same
+kind of step or the same death from the other (the coarsest bisimulation). Other requests share only workers and faults,
+so they cannot tell equivalent states apart: a cluster of representatives has the same ends, and stops early exactly if
+the cluster of all states does.
 """
 
 from collections.abc import Mapping, Sequence

@@ -166,7 +166,7 @@ def _close_stream(request: SpecRequest, stream: int) -> SpecRequest:
 def _closed(request: SpecRequest, index: int) -> SpecRequest:
     """Close an attempt and cancel it at its workers.
 
-    The cancel arrives immediately: an attempt that nobody follows does nothing that another one could notice, except
+    The cancel arrives immediately: an attempt without a follower does nothing that another one could notice, except
     that it keeps its blocks.
     """
     return _ended(spec.let_go(request, index), index)

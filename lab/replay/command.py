@@ -10,7 +10,7 @@ from pathlib import Path
 
 from baton import child_environment
 from baton.lab.replay.decisions import check_placements
-from baton.lab.replay.engine import EngineOptions, check_results
+from baton.lab.replay.engine import RecordedModel, check_results
 from baton.lab.replay.past import past_predictions
 from baton.lab.replay.predict import PredictedRequest, WhatIf, scenario_of
 from baton.lab.replay.record import read_record
@@ -24,7 +24,7 @@ SIMULATION_S = 3600.0  # maximum time of one simulation
 
 
 def run_replay(
-    bundle: Path, what_if: WhatIf, is_json: bool, truth: Path | None = None, engine: EngineOptions | None = None
+    bundle: Path, what_if: WhatIf, is_json: bool, truth: Path | None = None, engine: RecordedModel | None = None
 ) -> int:
     """Replay a bundle; return 1 if a placement or a step differs from the record. Raises: CommandFailed."""
     if truth is not None and not what_if.changes:

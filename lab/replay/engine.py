@@ -26,7 +26,7 @@ from baton.worker.wire import sampling_params
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
+class RecordedModel:
     """Options of the recorded workers' model, with the values of their flags."""
 
     model: Path
@@ -49,7 +49,7 @@ class EngineCheck:
     workers: tuple[StepCheck, ...]
 
 
-def check_results(record: IncidentRecord, options: EngineOptions) -> EngineCheck:
+def check_results(record: IncidentRecord, options: RecordedModel) -> EngineCheck:
     """Compute the recorded steps of all workers again. Raises: CommandFailed."""
     sizes = [int(each.scheduler["block_tokens"]) for each in record.workers if each.scheduler]
     if not sizes:

@@ -69,7 +69,7 @@ def test_salts_differ_by_key_and_name_and_are_no_hash_of_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "line",
     [
         {"name": "a"},
         {"name": "a", "sha256": "SECRET"},
@@ -87,9 +87,9 @@ def test_salts_differ_by_key_and_name_and_are_no_hash_of_the_file() -> None:
         ["SECRET"],
     ],
 )
-def test_bad_line_is_named_by_its_number_and_not_told(told: object) -> None:
+def test_bad_line_is_named_by_number_and_not_quoted(line: object) -> None:
     with pytest.raises(KeyFormatError, match="line 2") as refused:
-        parse_key_file(f"# SECRET\n{json.dumps(told)}")
+        parse_key_file(f"# SECRET\n{json.dumps(line)}")
     assert "SECRET" not in str(refused.value)
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from baton.client.timelines import ProcessTimeline, SchedulerCall
 from baton.lab.replay.decisions import PlacementCheck
-from baton.lab.replay.engine import EngineOptions, check_results
+from baton.lab.replay.engine import RecordedModel, check_results
 from baton.lab.replay.predict import WhatIf
 from baton.lab.replay.record import IncidentRecord, RecordedRequest
 from baton.lab.replay.report import ReplayResult, as_text
@@ -54,7 +54,7 @@ class Recording:
 
 
 def computed(record: IncidentRecord, folder: Path) -> StepCheck:
-    [check] = check_results(record, EngineOptions(folder, dtype="float32")).workers
+    [check] = check_results(record, RecordedModel(folder, dtype="float32")).workers
     return check
 
 
@@ -151,7 +151,7 @@ def test_report_names_the_token_and_another_model(recording: Recording) -> None:
     [answer] = own.tokens.answers
     planted = replace(own, tokens=replace(own.tokens, answers=((*answer[:2], answer[2] + 1, *answer[3:]),)))
     record = record_of([planted if each is own else each for each in recording.requests], [recording.worker])
-    check = check_results(record, EngineOptions(recording.folder, dtype="float32"))
+    check = check_results(record, RecordedModel(recording.folder, dtype="float32"))
     text = as_text(ReplayResult(record, PlacementCheck(0, 0, ()), (), {}, (), WhatIf(), (), check))
     assert f"first difference: step {recording.sampling_steps(1)[2]}," in text
     assert f"request r-1, token 2 of the answer: recorded {answer[2] + 1}, computed {answer[2]}" in text

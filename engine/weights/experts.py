@@ -17,6 +17,7 @@ from baton.engine.config.model_config import ModelError, StackedExperts
 _NAME = re.compile(r"(?P<module>.+\.experts\.)(?P<expert>\d+)\.(?P<part>\w+_proj)\.(?P<kind>weight|bias|blocks|scales)")
 _GRANITE = re.compile(r"(?P<module>.+\.)experts\.(?P<expert>\d+)\.(?P<part>(?:in|out)put_linear\.weight)")
 _SUFFIXES = {"weight": "", "bias": "_bias", "blocks": "_blocks", "scales": "_scales"}
+_Load = Callable[..., torch.Tensor]  # `take` or `read` of StoredTensors
 _PLACES = {"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1), "down_proj": ("down_proj", 0)}
 
 
@@ -71,32 +72,25 @@ class ExpertsApart:
         return self.stored.shape(name)
 
     def read(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
-        place = self._place(name)
-        if place is None:
-            return self.stored.read(name, dtypes, *shape)
-        held = self._held.get(place.name)
-        rows = (shape[0] * place.parts, *shape[1:])
-        whole = self._whole(self.stored.read, place, dtypes, rows) if held is None else held.tensor
-        return self._cut(place, whole, shape)
+        return self._load(self.stored.read, name, dtypes, shape)
 
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
+        return self._load(self.stored.take, name, dtypes, shape)
+
+    def _load(self, load: _Load, name: str, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]) -> torch.Tensor:
         place = self._place(name)
         if place is None:
-            return self.stored.take(name, dtypes, *shape)
+            return load(name, dtypes, *shape)
         if place.expert >= self.count:
             raise ModelError(f"the checkpoint has no tensor {name}")
         whole = self._held.get(place.name)
         if whole is None:
-            tensor = self._whole(self.stored.take, place, dtypes, (shape[0] * place.parts, *shape[1:]))
+            tensor = self._whole(load, place, dtypes, (shape[0] * place.parts, *shape[1:]))
             whole = self._held[place.name] = _Whole(tensor, self.count * place.parts)
         whole.left -= 1
         if not whole.left:
             del self._held[place.name]
-        return self._cut(place, whole.tensor, shape)
-
-    def _cut(self, place: _ExpertPart, whole: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return a copy of one expert's part of a stacked tensor."""
-        own = whole[place.expert]
+        own = whole.tensor[place.expert]
         if self.layout is StackedExperts.INTERLEAVED:
             own = own[place.part :: place.parts]
         else:
@@ -104,11 +98,7 @@ class ExpertsApart:
         return own.clone(memory_format=torch.contiguous_format)
 
     def _whole(
-        self,
-        load: Callable[..., torch.Tensor],
-        place: _ExpertPart,
-        dtypes: tuple[torch.dtype, ...],
-        shape: tuple[int, ...],
+        self, load: _Load, place: _ExpertPart, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...]
     ) -> torch.Tensor:
         """Return a stacked tensor as `[experts, outputs, ...]`. `shape`: shape of one expert's part."""
         rows, columns, stored = (self.count, *shape), (self.count, *shape[::-1]), self.stored.shape(place.name)

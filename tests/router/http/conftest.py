@@ -157,7 +157,7 @@ async def gateway(pair: FakePair, settings: dict[str, Any]) -> AsyncIterator[Gat
         async with httpx2.AsyncClient(
             base_url=url, timeout=CLIENT_S, trust_env=False, verify=trusted or False
         ) as client:
-            await client.get("/v1/models")  # waits until it is ready
+            await process.dispatcher.choose("")  # waits until it is ready; limits on HTTP do not end this wait
             yield Gateway(process, pair, client)
 
 

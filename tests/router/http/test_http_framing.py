@@ -166,12 +166,12 @@ async def test_empty_lines_between_requests_have_a_most(gateway: Gateway) -> Non
     assert statuses(await gateway.raw(LIST, b"\r\n" * (40 << 10))) == [b"200", b"431"]
 
 
-@pytest.mark.parametrize("settings", [{"http_idle_s": 0.1}], indirect=True)
+@pytest.mark.parametrize("settings", [{"http_idle_s": 0.5}], indirect=True)
 async def test_empty_lines_between_requests_do_not_keep_a_connection(gateway: Gateway) -> None:
     assert statuses(await gateway.raw(LIST, b"\r\n")) == [b"200"]
 
 
-@pytest.mark.parametrize("settings", [{"http_head_s": 0.1}], indirect=True)
+@pytest.mark.parametrize("settings", [{"http_head_s": 0.5}], indirect=True)
 async def test_unread_body_does_not_keep_a_connection(gateway: Gateway) -> None:
     head = b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
 

@@ -1,14 +1,14 @@
 """Figures of an agent's session, from the events of its prompts and the router's trace. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from statistics import median
 from typing import Any
 
 import numpy
 
 from baton.lab.benchmarks.agents.worker import ANSWER_STARTED, AgentEvent
-from baton.lab.benchmarks.cluster.agent_work import IdealCache
 from baton.router.trace.record import RequestOutcome
 
 TARGET_SHARE = 0.99
@@ -64,6 +64,29 @@ class MeasuredSession:
         return TtftFit(median(ttfts_ms), float(per_turn_ms), float(per_new_token_ms))
 
 
+class IdealCache:
+    """Unbounded cache of all prompts and answers so far: the upper bound of any other cache's hits."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._names: set[int] = set()
+
+    def cached_tokens(self, prompt: Sequence[int]) -> int:
+        """Return the cached tokens of a prompt in complete blocks, except its last token, which must be computed."""
+        names = self._chain(prompt[:-1])
+        return self._block_tokens * sum(1 for _ in takewhile(self._names.__contains__, names))
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Cache a prompt with its answer, except the answer's last token, whose KV was not computed."""
+        self._names.update(self._chain(tokens[:-1]))
+
+    def _chain(self, tokens: Sequence[int]) -> Iterator[int]:
+        name = 0
+        for end in range(self._block_tokens, len(tokens) + 1, self._block_tokens):
+            name = hash((name, *tokens[end - self._block_tokens : end]))
+            yield name
+
+
 def measure(events: Iterable[AgentEvent], spans: Iterable[Mapping[str, Any]], block_tokens: int) -> MeasuredSession:
     """Summarise a session. `spans`: lines of the router's trace file."""
     answered = {each["attributes"].get("gen_ai.response.id"): each["attributes"] for each in spans}
@@ -74,7 +97,7 @@ def measure(events: Iterable[AgentEvent], spans: Iterable[Mapping[str, Any]], bl
     cache = IdealCache(block_tokens)
     turns: list[MeasuredTurn] = []
     for request_id, event in started.items():
-        reusable_tokens = cache.cached_tokens(tuple(event.prompt))
+        reusable_tokens = cache.cached_tokens(event.prompt)
         cache.add((*event.prompt, *event.answer))
         if (root := answered.get(request_id)) is not None and root.get("baton.outcome") == RequestOutcome.ANSWERED:
             cached_tokens = root.get("gen_ai.usage.cache_read.input_tokens", 0)

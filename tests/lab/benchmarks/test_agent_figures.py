@@ -37,9 +37,9 @@ def test_measure_counts_complete_blocks_of_earlier_prompts_and_answers_as_reusab
 
 
 def test_measure_with_a_cache_miss_shows_the_lost_share() -> None:
-    events = [started("one", 0, range(8)), started("two", 1, range(9)), started("three", 2, range(9))]
-    measured = measure(events, [span("one", 0), span("two", 0), span("three", 8)], block_tokens=4)
-    assert measured.cached_share == pytest.approx(8 / 12)
+    events = [started("one", 0, range(8)), started("two", 1, range(9)), started("three", 2, range(8))]
+    measured = measure(events, [span("one", 0), span("two", 0), span("three", 4)], block_tokens=4)
+    assert measured.cached_share == pytest.approx(4 / 8), "the last token of a prompt is not reusable"
 
 
 def test_measure_counts_requests_without_an_answer_apart() -> None:

@@ -3,8 +3,8 @@
 import math
 from unittest.mock import patch
 
-from baton.lab.benchmarks.cluster import planner
-from baton.lab.benchmarks.cluster.planner import FIXED, REPLICAS, ROLES, PlannerCase, picture, run_case
+from baton.lab.planning import planner
+from baton.lab.planning.planner import FIXED, REPLICAS, ROLES, PlannerCase, picture, run_case
 from baton.lab.planning.loads import ANSWERS, BALANCED, LOADS, SLOW, SPREAD, steps
 from baton.lab.planning.operation import RoleChange, followed_s, reversals, turns
 from baton.process.registry.worker_record import WorkerRole

@@ -1,6 +1,6 @@
 """Roles and replicas of a simulated cluster under shifting loads: how soon they follow, and whether they oscillate.
 
-    .venv/bin/python -m baton.lab.benchmarks.cluster.planner [--loads "square wave" ...] [--seeds 5] [--jobs 2]
+    .venv/bin/python -m baton.lab.planning.planner [--loads "square wave" ...] [--seeds 5] [--jobs 2]
                                      [--traces FILE ... --speed 0.5 --requests 4000] [--json FILE] [--pictures FOLDER]
 
 Router, planner, workers and drains are the real code in virtual time (`lab/planning/`). Each load runs with each seed

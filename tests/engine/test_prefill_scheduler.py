@@ -3,10 +3,10 @@
 import pytest
 
 from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool
-from baton.engine.request import Computed, Drawn, EndReason, NonFinite, Plan, Request, RequestRefused, RequestTooLong
+from baton.engine.request import Computed, Drawn, EndReason, NonFinite, Plan, Request, RequestRefused
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
+from baton.engine.scheduler.sequences import RequestFailed, SchedulerOutcome
 from tests.fixtures.prefill import prefill_request, prefill_scheduler
 
 BLOCK = 4
@@ -49,11 +49,6 @@ def fail_step(scheduler: Scheduler) -> list[SchedulerOutcome]:
     plan = scheduler.plan()
     assert plan is not None
     return scheduler.commit(plan, [NonFinite() for _ in plan.chunks])
-
-
-def test_without_work_there_is_no_plan(scheduler):
-    assert scheduler.plan() is None
-    assert not scheduler.has_work
 
 
 def test_a_long_prompt_is_computed_in_chunks(scheduler):
@@ -107,14 +102,6 @@ def test_a_prompt_of_one_step_has_no_step_for_its_tail():
         scheduler.abort(request_id)
 
 
-def test_a_chunk_carries_its_tokens_and_blocks(scheduler):
-    scheduler.add(prompt(1, 10))
-    step(scheduler)
-    [chunk] = scheduler.plan().chunks
-    assert chunk.token_ids == [8, 9]
-    assert list(chunk.block_table) == [0, 1, 2]
-
-
 def test_only_the_last_chunk_draws_and_once_per_choice(scheduler):
     scheduler.add(prompt(1, 10, n=3))
     assert scheduler.plan().chunks[0].samples == ()
@@ -141,16 +128,6 @@ def test_an_older_prompt_is_finished_first(scheduler):
     assert spans(scheduler.plan()) == [(1, 0, 8)]
     step(scheduler)
     assert spans(scheduler.plan()) == [(1, 8, 10), (2, 0, 3)]
-
-
-def test_progress_names_the_blocks_that_became_readable(scheduler):
-    scheduler.add(prompt(1, 1))
-    scheduler.add(prompt(2, 12))
-    first, second = step(scheduler)  # 1 token and 7 tokens
-    assert first.new_blocks == (0,), "the end of a prompt includes its part-filled block"
-    assert (second.computed_tokens, second.new_blocks) == (7, (1,))
-    [second] = step(scheduler)
-    assert (second.computed_tokens, second.new_blocks) == (12, (2, 3))
 
 
 def test_a_computed_prompt_is_pinned_until_it_is_aborted(scheduler):
@@ -219,15 +196,6 @@ def test_cached_blocks_that_a_non_finite_prompt_has_read_are_not_found_again(sch
     assert scheduler.pool.counts == BlockCounts(total=8, free=8, cached=0, held=0)
 
 
-def test_a_neighbour_of_a_non_finite_prompt_goes_on(scheduler):
-    scheduler.add(prompt(1, 3))
-    scheduler.add(prompt(2, 3))
-    failed, finished = scheduler.commit(scheduler.plan(), [NonFinite(), Computed((Drawn(5, -0.1),))])
-    assert failed == RequestFailed(1)
-    assert isinstance(finished, PromptComputed)
-    assert finished.first[0].token_id == 5
-
-
 def test_a_prompt_waits_until_there_is_room_for_all_of_it(scheduler):
     scheduler.add(private_prompt(1, 20))
     scheduler.add(private_prompt(2, 16))
@@ -244,24 +212,6 @@ def test_a_short_prompt_does_not_overtake_one_that_waits_for_room(scheduler):
     while scheduler.plan() is not None:
         step(scheduler)
     assert len(scheduler.batch.waiting) == 2
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2], ids=["waiting", "computing", "pinned"])
-def test_a_prompt_can_be_aborted_in_every_phase(scheduler, steps):
-    scheduler.add(prompt(1, 10))
-    for _ in range(steps):
-        step(scheduler)
-    assert scheduler.abort(1)
-    assert not scheduler.abort(1)
-    assert scheduler.pool.counts.held == 0
-    assert scheduler.plan() is None
-
-
-def test_a_prompt_aborted_during_a_step_makes_no_progress(scheduler):
-    scheduler.add(prompt(1, 3))
-    plan = scheduler.plan()
-    scheduler.abort(1)
-    assert scheduler.commit(plan, [Computed((Drawn(7, -0.5),))]) == []
 
 
 def test_load_is_counted_in_tokens(scheduler):
@@ -282,12 +232,6 @@ def test_the_first_token_may_end_the_answer(scheduler, token_id, max_tokens, end
     scheduler.add(prompt(1, 3, max_tokens=max_tokens))
     [progress] = step(scheduler, token_id)
     assert progress.first[0].end is end
-
-
-def test_a_prompt_larger_than_the_pool_is_refused(scheduler):
-    with pytest.raises(RequestTooLong):
-        scheduler.add(prompt(1, 33))
-    assert not scheduler.has_work
 
 
 def test_malformed_requests_are_refused(scheduler):

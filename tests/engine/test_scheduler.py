@@ -239,28 +239,6 @@ def test_eight_answers_take_the_prompt_once_and_their_own_tails(make: Maker) -> 
     assert most == 512 // 32 + 8 * 2
 
 
-def test_one_choice_can_be_stopped(make: Maker) -> None:
-    scheduler = make()
-    scheduler.add(request(1, 6, n=2))
-    step(scheduler)
-    assert scheduler.stop_choice(1, 0)
-    assert not scheduler.stop_choice(1, 0)
-    assert {token.choice for token in run(scheduler)} == {1}
-
-
-def test_the_newest_gives_way_and_goes_on_where_it_was(make: Maker) -> None:
-    scheduler = make(blocks=6, step_tokens=32)
-    scheduler.add(request(1, 8, max_tokens=12))
-    scheduler.add(request(2, 8, max_tokens=12, first=50))
-    made = run(scheduler)
-    assert scheduler.counters.preemptions == 1
-    for number in (1, 2):
-        answer = [token.drawn.token_id for token in made if token.request_id == number]
-        assert answer == [100 * number + position for position in range(8, 20)], "a token was drawn twice or lost"
-    ended = [token.request_id for token in made if token.end is not None]
-    assert ended == [1, 2]
-
-
 def test_a_preempted_answer_finds_its_own_blocks_again(make: Maker) -> None:
     scheduler = make(blocks=6, step_tokens=32)
     scheduler.add(request(1, 8, max_tokens=9), ROOT)
@@ -333,17 +311,6 @@ def test_not_finite_logits_end_the_request_and_publish_nothing(make: Maker) -> N
     assert outcomes[1] == PromptComputed(2, computed_tokens=9, cached_tokens=0, ended=True)
     assert scheduler.abort(2)
     assert scheduler.pool.counts.cached == 2, "only the neighbour's"
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2, 4])
-def test_abort_frees_everything_in_any_phase(make: Maker, steps: int) -> None:
-    scheduler = make()
-    scheduler.add(request(1, 12, n=2, max_tokens=9))
-    for _ in range(steps):
-        step(scheduler)
-    assert scheduler.abort(1)
-    assert not scheduler.abort(1)
-    assert (scheduler.pool.counts.held, scheduler.has_work, scheduler.plan()) == (0, False, None)
 
 
 def test_what_can_never_run_is_refused(make: Maker) -> None:

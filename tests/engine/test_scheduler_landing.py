@@ -4,20 +4,10 @@ import pytest
 
 from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool
 from baton.engine.kv_cache.swap_space import SwapSpace
-from baton.engine.request import (
-    Computed,
-    Drawn,
-    EndReason,
-    FirstToken,
-    NonFinite,
-    Request,
-    RequestRefused,
-    RequestTooLong,
-    UnknownRequest,
-)
+from baton.engine.request import Computed, Drawn, EndReason, FirstToken, Request, RequestRefused, UnknownRequest
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.sequences import RequestFailed, SchedulerOutcome, TokenMade
+from baton.engine.scheduler.sequences import SchedulerOutcome
 from baton.text.block_hash import root_hash
 
 BLOCK = 4
@@ -67,44 +57,6 @@ def test_a_reservation_takes_no_block_that_can_never_be_written(scheduler):
     assert scheduler.pool.counts.held == 2
 
 
-def test_a_reserved_request_does_not_run(scheduler):
-    scheduler.reserve(request(1, 6, 10))
-    assert scheduler.plan() is None
-    assert (scheduler.batch.running_sequences, scheduler.batch.used_slots, scheduler.has_work) == (0, 1, True)
-
-
-def test_the_first_step_computes_the_first_token_after_the_prompt(scheduler):
-    start(scheduler, length=6, max_tokens=10)
-    [chunk] = scheduler.plan().chunks
-    assert (list(chunk.token_ids), chunk.start, list(chunk.block_table[:2])) == ([50], 6, [0, 1])
-    assert [sample.choice for sample in chunk.samples] == [0]
-
-
-def test_each_step_feeds_the_token_before(scheduler):
-    start(scheduler, length=6, max_tokens=10)
-    assert step(scheduler, token_id=7) == [TokenMade(1, 0, 1, Drawn(7, -0.5), end=None, cached_tokens=0)]
-    [chunk] = scheduler.plan().chunks
-    assert (list(chunk.token_ids), chunk.start) == ([7], 7)
-
-
-def test_an_answer_ends_at_max_tokens(scheduler):
-    start(scheduler, length=6, max_tokens=3)
-    assert [step(scheduler)[0].end, step(scheduler)[0].end] == [None, EndReason.LENGTH]
-    assert scheduler.plan() is None
-
-
-def test_an_answer_ends_at_a_stop_token(scheduler):
-    start(scheduler, length=6, max_tokens=10)
-    assert step(scheduler, token_id=STOP)[0].end is EndReason.STOP
-    assert not scheduler.has_work
-
-
-def test_an_ended_request_leaves_its_prompt_in_the_cache(scheduler):
-    start(scheduler, length=9, max_tokens=10)
-    step(scheduler, token_id=STOP)
-    assert scheduler.pool.counts == BlockCounts(total=8, free=6, cached=2, held=0)
-
-
 def test_an_answer_s_complete_blocks_are_in_the_cache_too(scheduler):
     prompt = tuple(range(6))
     assert scheduler.reserve(Request(1, prompt, SamplingParams(max_tokens=8), ()), ROOT) is not None
@@ -132,31 +84,10 @@ def test_blocks_are_published_only_once_they_have_landed(scheduler):
     assert scheduler.reserve(request(3, 9, 4)).cached_blocks == 2
 
 
-def test_a_request_aborted_before_it_landed_publishes_nothing(scheduler):
-    scheduler.reserve(request(1, 9, 4))
-    assert scheduler.abort(1)
-    assert scheduler.pool.counts == BlockCounts(total=8, free=8, cached=0, held=0)
-
-
-def test_requests_join_and_leave_at_any_step(scheduler):
-    start(scheduler, length=3, max_tokens=3, request_id=1)
-    step(scheduler)
-    start(scheduler, length=3, max_tokens=3, request_id=2)
-    assert [(made.request_id, made.offset) for made in step(scheduler)] == [(1, 2), (2, 1)]
-    assert [(made.request_id, made.offset) for made in step(scheduler)] == [(2, 2)]
-
-
 def test_admission_counts_what_is_needed_now_and_leaves_room_to_grow(scheduler):
     start(scheduler, length=4, max_tokens=16)  # 2 blocks now, 5 at its longest; its first is in the cache
     assert scheduler.reserve(request(2, 24, 8)) is None, "6 and 1 to go on, and 1 for who runs to grow into"
     assert scheduler.reserve(request(3, 20, 12)) is not None, "5 and 1, and 1"
-
-
-def test_room_comes_back_when_an_answer_ends(scheduler):
-    start(scheduler, length=24, max_tokens=8)
-    assert scheduler.reserve(request(2, 1, 1)) is None
-    step(scheduler, token_id=STOP)
-    assert scheduler.reserve(request(2, 1, 1)) is not None
 
 
 def test_who_waits_has_a_claim_before_any_reservation(scheduler):
@@ -174,21 +105,6 @@ def test_slots_are_counted_per_choice(scheduler):
     assert scheduler.reserve(request(3, 1, 2, n=1)) is not None
 
 
-def test_a_refused_reservation_takes_nothing(scheduler):
-    start(scheduler, length=20, max_tokens=12)
-    before = scheduler.pool.counts
-    assert scheduler.reserve(request(2, 12, 12)) is None
-    assert scheduler.pool.counts == before
-
-
-def test_requests_that_can_never_fit_are_refused(scheduler):
-    with pytest.raises(RequestTooLong, match="9 blocks"):
-        scheduler.reserve(request(1, 4, 30))
-    with pytest.raises(RequestTooLong, match="5 batch slots"):
-        scheduler.reserve(request(1, 1, 1, n=5))
-    assert scheduler.pool.counts.held == 0
-
-
 def test_a_request_is_known_once(scheduler):
     start(scheduler, length=4, max_tokens=4)
     with pytest.raises(RequestRefused, match="already exists"):
@@ -202,31 +118,6 @@ def test_activation_needs_a_reservation_and_every_first_token(scheduler):
     with pytest.raises(ValueError, match="2 choices"):
         scheduler.activate(1, first(n=1))
     scheduler.activate(1, first(n=2))
-
-
-def test_a_request_whose_choices_all_ended_at_once_never_runs(scheduler):
-    scheduler.reserve(request(1, 5, 4))
-    scheduler.activate(1, [FirstToken(0, STOP, -0.5, EndReason.STOP)])
-    assert scheduler.plan() is None
-    assert scheduler.pool.counts == BlockCounts(total=8, free=7, cached=1, held=0)
-
-
-def test_a_non_finite_request_ends_alone(scheduler):
-    start(scheduler, length=3, max_tokens=4, request_id=1)
-    start(scheduler, length=3, max_tokens=4, request_id=2)
-    failed, other = scheduler.commit(scheduler.plan(), [NonFinite(), Computed((Drawn(7, -0.5),))])
-    assert failed == RequestFailed(1)
-    assert (other.request_id, other.drawn.token_id) == (2, 7)
-    assert [made.request_id for made in step(scheduler)] == [2]
-
-
-def test_a_request_can_be_aborted_while_it_runs(scheduler):
-    start(scheduler, length=3, max_tokens=4, n=2)
-    plan = scheduler.plan()
-    assert scheduler.abort(1)
-    assert scheduler.commit(plan, [Computed((Drawn(7, -0.5),))] * 2) == []
-    assert scheduler.pool.counts.held == 0
-    assert not scheduler.abort(1)
 
 
 def test_held_blocks_are_split_by_owner(scheduler):

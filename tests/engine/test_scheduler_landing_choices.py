@@ -3,7 +3,7 @@
 import pytest
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.request import BlockCopy, Computed, Drawn, EndReason, FirstToken, NonFinite, Plan, Request
+from baton.engine.request import BlockCopy, Computed, Drawn, EndReason, FirstToken, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 
@@ -24,10 +24,6 @@ def start(scheduler: Scheduler, length: int, n: int, ended: frozenset[int] = fro
     scheduler.activate(1, [FirstToken(choice, 50 + choice, -0.5, end) for choice, end in enumerate(reasons)])
 
 
-def finish_step(scheduler: Scheduler, plan: Plan) -> None:
-    scheduler.commit(plan, [Computed((Drawn(7, -0.5),)) for _ in plan.chunks])
-
-
 def test_a_part_filled_block_is_copied_for_all_but_its_last_writer(scheduler):
     start(scheduler, length=6, n=3)
     plan = scheduler.plan()
@@ -36,11 +32,7 @@ def test_a_part_filled_block_is_copied_for_all_but_its_last_writer(scheduler):
     assert plan.copies == (BlockCopy(1, written[0]), BlockCopy(1, written[1]))
     assert written[2] == 1
     assert [chunk.block_table[0] for chunk in plan.chunks] == [0, 0, 0]
-
-
-def test_copies_are_made_once(scheduler):
-    start(scheduler, length=6, n=3)
-    finish_step(scheduler, scheduler.plan())
+    scheduler.commit(plan, [Computed((Drawn(7, -0.5),)) for _ in plan.chunks])
     assert scheduler.plan().copies == ()
 
 
@@ -51,16 +43,6 @@ def test_a_prompt_that_fills_its_blocks_needs_no_copy(scheduler):
     tables = [list(chunk.block_table) for chunk in plan.chunks]
     assert tables[0][:2] == tables[1][:2] == [0, 1]
     assert tables[0][2] != tables[1][2]
-
-
-def test_a_single_choice_needs_no_copy(scheduler):
-    start(scheduler, length=6, n=1)
-    assert scheduler.plan().copies == ()
-
-
-def test_choices_are_fed_their_own_tokens(scheduler):
-    start(scheduler, length=6, n=3)
-    assert [list(chunk.token_ids) for chunk in scheduler.plan().chunks] == [[50], [51], [52]]
 
 
 def test_a_choice_that_ended_at_its_first_token_never_runs(scheduler):
@@ -76,14 +58,6 @@ def test_the_block_to_go_on_in_is_not_shared(scheduler):
     assert scheduler.pool.counts.held == 2 + 1
     tables = [sequence.held().blocks for sequence in scheduler.batch.running]
     assert [len(table) for table in tables] == [3, 2, 2]
-
-
-def test_a_choice_that_fails_takes_its_request_with_it(scheduler):
-    start(scheduler, length=6, n=2)
-    plan = scheduler.plan()
-    outcomes = scheduler.commit(plan, [Computed((Drawn(7, -0.5),)), NonFinite()])
-    assert [type(outcome).__name__ for outcome in outcomes] == ["TokenMade", "RequestFailed"]
-    assert scheduler.pool.counts.held == 0
 
 
 def test_an_ended_choice_leaves_the_others_running(scheduler):

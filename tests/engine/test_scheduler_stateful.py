@@ -1,9 +1,10 @@
-"""Random requests on pools of a few blocks: computed here or landed, preempted, swapped, aborted in any phase.
+"""Random requests on pools of a few blocks: computed here, landed or fetched, preempted, swapped, aborted in any phase.
 
 What is checked stands in tests/fixtures/scheduler_world.py.
 """
 
 import random
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -30,12 +31,13 @@ class MixedLives(RuleBasedStateMachine):
     @initialize(
         columns=st.integers(3, 8),
         host_columns=st.sampled_from([0, 2, 5]),
+        slots=st.sampled_from([4, 4, 0]),
         speculates=st.booleans(),
         groups=st.sampled_from(GROUPS),
+        tail_tokens=st.sampled_from([0, 3]),
     )
-    def begin(self, columns: int, host_columns: int, speculates: bool, groups: BlockGroups) -> None:
-        blocks, host_slots = groups.blocks(columns), groups.blocks(host_columns)
-        self.world = SchedulerWorld(blocks, host_slots, speculates=speculates, groups=groups)
+    def begin(self, columns: int, host_columns: int, groups: BlockGroups, **options: Any) -> None:
+        self.world = SchedulerWorld(groups.blocks(columns), groups.blocks(host_columns), groups=groups, **options)
 
     @rule(prompt=prompts, max_tokens=st.integers(1, 8), n=st.integers(1, 3), cached=st.booleans(), answered=answered)
     def add(self, prompt: tuple[int, ...], max_tokens: int, n: int, cached: bool, answered: int) -> None:
@@ -53,6 +55,16 @@ class MixedLives(RuleBasedStateMachine):
     @rule(data=st.data())
     def land(self, data: st.DataObject) -> None:
         self.world.land(data.draw(st.sampled_from(self.world.reserved)))
+
+    @precondition(lambda self: self.world.groups is ONE_GROUP)
+    @rule(prompt=prompts)
+    def fetch(self, prompt: tuple[int, ...]) -> None:
+        self.world.fetch(prompt)
+
+    @precondition(lambda self: self.world.fetches)
+    @rule(data=st.data(), valid=st.integers(0, 4))
+    def end_fetch(self, data: st.DataObject, valid: int) -> None:
+        self.world.end_fetch(data.draw(st.integers(0, len(self.world.fetches) - 1)), valid)
 
     @rule(fails=st.integers(0, 12), aborts=st.integers(0, 12), ahead=st.booleans(), late=st.booleans())
     def step(self, fails: int, aborts: int, ahead: bool, late: bool) -> None:

@@ -12,7 +12,6 @@ import pytest
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
 from tests.e2e.test_vectors_live import TIMEOUT_S, post, vectors_of
-from tests.fixtures.client_environment import problems
 from tests.fixtures.encoders import expected_logits, make_encoder
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.poolers import expected_vectors, furthest, pooling_config, write_modules
@@ -39,10 +38,6 @@ def test_vectors_equal_transformers_and_chat_is_refused(stack: Stack, model: Pat
     refused = httpx2.post(f"{stack.url}/v1/chat/completions", json=body, timeout=TIMEOUT_S, trust_env=False)
     assert refused.status_code == 400
     assert "tiny-bge (xlm-roberta) is an encoder, which makes vectors and no answers" in refused.text
-
-
-def test_openais_own_client_reads_vectors_of_an_encoder(stack: Stack) -> None:
-    assert problems("openai_client", f"{stack.url}/v1", ["embeddings"]) == []
 
 
 def test_reranker_scores_pairs(tmp_path: Path) -> None:

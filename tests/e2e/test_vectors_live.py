@@ -8,13 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx2
 import pytest
 from transformers import AutoTokenizer
 
 from baton.client import Load
-from baton.protos import baton_pb2, baton_pb2_grpc
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.checkpoints import make_checkpoint
@@ -113,29 +111,6 @@ def test_vectors_equal_transformers_and_no_decode_worker_takes_a_step(stack: Sta
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     assert furthest(vectors_of(again), expected) < CLOSE
     assert reported_steps(stack, seed=2) == before + 1
-
-
-def test_same_over_grpc(stack: Stack, model: Path) -> None:
-    inputs = [baton_pb2.EmbedInput(token_ids=baton_pb2.TokenIds(ids=prompt)) for prompt in PROMPTS]
-    with grpc.insecure_channel(stack.target) as channel:
-        stub: Any = baton_pb2_grpc.BatonServiceStub(channel)
-        made = stub.Embed(baton_pb2.EmbedRequest(inputs=inputs, dimensions=64), timeout=TIMEOUT_S)
-        scored = stub.Score(baton_pb2.ScoreRequest(queries=["one"], documents=["one", "two"]), timeout=TIMEOUT_S)
-    expected = expected_vectors(model, PROMPTS, "lasttoken", normalises=True)
-    assert furthest([list(each.values) for each in made.embeddings], expected) < CLOSE
-    assert made.usage.prompt_tokens == sum(map(len, PROMPTS)) and made.request_id and made.model == model.name
-    assert scored.scores[0] == pytest.approx(1.0) and -1.0 <= scored.scores[1] < 1.0
-
-
-def test_scores_and_ranks_are_cosines(stack: Stack) -> None:
-    texts = ["The first text.", "Another one", "And a third"]
-    first, *others = vectors_of(post(stack, "/v1/embeddings", input=["A query", *texts]))
-    cosines = [sum(a * b for a, b in zip(first, other, strict=True)) for other in others]
-    scored = post(stack, "/v1/score", text_1="A query", text_2=texts)
-    assert furthest([[each["score"] for each in scored["data"]]], [cosines]) < CLOSE
-    ranked = post(stack, "/rerank", query="A query", documents=texts, top_n=2)["results"]
-    best = sorted(range(3), key=lambda index: -cosines[index])[:2]
-    assert [(each["index"], each["document"]["text"]) for each in ranked] == [(place, texts[place]) for place in best]
 
 
 def test_openai_client_reads_vectors(stack: Stack) -> None:

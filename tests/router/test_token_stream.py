@@ -76,26 +76,6 @@ def test_tokens_before_an_inconsistent_output_go_out() -> None:
             stream.take_all(outputs)
 
 
-def test_the_second_token_waits_for_the_first() -> None:
-    stream = begun()
-    assert take(stream, output(1, [11])) is None
-    assert stream.released(0) == 0
-    assert take(stream, output(0, [10])) == NewTokens(0, 0, (10, 11), None)
-    assert stream.released(0) == 2
-
-
-def test_an_end_waits_for_the_tokens_before_it() -> None:
-    stream = begun()
-    assert take(stream, output(1, [11], SequenceEnd.STOP)) is None
-    assert take(stream, output(0, [10])) == NewTokens(0, 0, (10, 11), SequenceEnd.STOP)
-
-
-def test_other_attempts_are_dropped() -> None:
-    stream = begun()
-    assert take(stream, SequenceOutput(ATTEMPT + 1, 0, 0, (10,))) is None
-    assert stream.released(0) == 0
-
-
 @pytest.mark.parametrize(
     "second",
     [
@@ -128,19 +108,6 @@ def test_a_repeat_without_logprobs_takes_none_away() -> None:
     assert take(stream, output(0, [10])._replace(logprobs=(told,))) == NewTokens(0, 0, (10, 11), None, (told, told))
 
 
-def test_another_attempt_goes_on_where_the_first_one_ended() -> None:
-    stream = begun()
-    take(stream, output(0, [10]))
-    assert take(stream, output(2, [99])) is None  # beyond a gap: forgotten with its attempt
-    stream.begin(ATTEMPT + 1)
-    again = output(0, [10])._replace(attempt_id=ATTEMPT + 1)
-    assert take(stream, again) is None
-    assert take(stream, output(0, [77])) is None  # of the attempt that is over
-    released = take(stream, again._replace(offset=1, token_ids=(11, 12), end=SequenceEnd.LENGTH))
-    assert released == NewTokens(0, 1, (11, 12), SequenceEnd.LENGTH)
-    assert stream.answer(0) == (10, 11, 12)
-
-
 @pytest.mark.parametrize("other", [output(0, [99]), output(0, [10, 11])])
 def test_another_attempt_must_repeat_what_was_given_out(other: SequenceOutput) -> None:
     stream = begun(2)
@@ -159,18 +126,6 @@ def test_an_end_that_was_not_reached_is_forgotten_with_its_attempt() -> None:
     assert take(stream, output(0, [10, 11, 12, 13])._replace(attempt_id=ATTEMPT + 1)) == NewTokens(
         0, 1, (11, 12, 13), None
     )
-
-
-def test_each_choice_listens_to_its_own_attempt() -> None:
-    stream = begun(2)
-    take(stream, output(0, [10]))
-    take(stream, output(0, [20], choice=1))
-    stream.begin(ATTEMPT + 1, (1,))
-    assert take(stream, output(1, [11])) == NewTokens(0, 1, (11,), None)
-    assert take(stream, output(1, [99], choice=1)) is None  # late
-    later = output(1, [21], SequenceEnd.STOP, choice=1)._replace(attempt_id=ATTEMPT + 1)
-    assert take(stream, later) == NewTokens(1, 1, (21,), SequenceEnd.STOP)
-    assert (stream.answer(0), stream.answer(1)) == ((10, 11), (20, 21))
 
 
 def test_an_end_that_nobody_told_comes_with_its_token() -> None:

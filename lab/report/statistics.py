@@ -1,13 +1,18 @@
-"""Statistics of benchmarks: percentiles, mean of the worst, mean ratios, fitted lines. Pure."""
+"""Statistics of benchmarks: percentiles, medians, mean of the worst, mean ratios, fitted lines. Pure."""
 
 import math
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Figures = TypeVar("Figures", bound="DataclassInstance")
 RESAMPLES = 2000
 
 
@@ -37,6 +42,23 @@ def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         raise ValueError(f"no percentile {percent} of 0 values")
     return float(np.percentile(values, percent))
+
+
+def medians(rounds: Sequence[Figures]) -> Figures:
+    """Return the median of each figure over the rounds that have it, None where none has. Raises: ValueError without
+    rounds.
+    """
+    if not rounds:
+        raise ValueError("medians need at least one round")
+    columns = ([getattr(each, figure.name) for each in rounds] for figure in fields(rounds[0]))
+    return type(rounds[0])(*map(_median, columns))
+
+
+def _median(values: Sequence[Any]) -> Any:
+    there = [value for value in values if value is not None]
+    if there and is_dataclass(there[0]):
+        return medians(there)
+    return statistics.median(there) if there else None
 
 
 def mean_of_worst(values: Sequence[float], share: float = 0.1) -> float:

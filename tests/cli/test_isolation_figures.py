@@ -14,11 +14,11 @@ from baton.lab.benchmarks.isolation.figures import (
     as_table,
     figures_of,
     judge,
-    medians,
 )
 from baton.lab.benchmarks.isolation.isolation import phases_of_round
 from baton.lab.benchmarks.isolation.load import LoadPhase, PhaseLoad, PhaseLog, StreamLog
 from baton.lab.commands.bench_options import Variant
+from baton.lab.report.statistics import medians
 from baton.launch import CommandFailed
 
 OBJECTIVES = LoadObjectives(ttft_ms=500.0, tbt_ms=15.0)

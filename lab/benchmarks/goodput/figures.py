@@ -7,9 +7,7 @@ requested or is unanswered at the end meets neither objective; its waiting time 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from statistics import median
-from typing import Any
+from dataclasses import dataclass
 
 from baton.lab.benchmarks.serve.load import Job, LoadOutcome, LoadRun
 from baton.lab.report.statistics import percentile
@@ -116,13 +114,6 @@ def first_errors(run: LoadRun) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.error for each in run.outcomes if each.error))[:ERRORS_SHOWN]
 
 
-def medians(rounds: Sequence[GoodputFigures]) -> GoodputFigures:
-    """Return the median of each figure over the rounds that have it. Raises: ValueError without rounds."""
-    if not rounds:
-        raise ValueError("medians need at least one round")
-    return GoodputFigures(*(_middle([getattr(each, figure.name) for each in rounds]) for figure in fields(rounds[0])))
-
-
 def mean_output_tokens(jobs: Sequence[Job]) -> float:
     """Return the mean number of output tokens of a request. Raises: ValueError without jobs."""
     if not jobs:
@@ -148,9 +139,3 @@ def _ttft_ms(outcome: LoadOutcome) -> float:
 
 def _percentile(values: Sequence[float], percent: float) -> float | None:
     return percentile(values, percent) if values else None
-
-
-def _middle(values: Sequence[float | None]) -> Any:
-    """Return the median; None without values."""
-    there = [value for value in values if value is not None]
-    return median(there) if there else None

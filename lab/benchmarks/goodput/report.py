@@ -6,11 +6,12 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from baton.lab.benchmarks.goodput.figures import GoodputFigures, medians
+from baton.lab.benchmarks.goodput.figures import GoodputFigures
 from baton.lab.benchmarks.goodput.verdict import Contest, PromiseFinding, judge_contest
 from baton.lab.commands.bench_options import Variant
 from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
 from baton.lab.report.result import SERVICE, Columns, Promise, Result, make_result, table
+from baton.lab.report.statistics import medians
 from baton.process.objectives import LatencyObjectives
 
 

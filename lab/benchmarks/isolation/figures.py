@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -10,7 +10,7 @@ from baton.lab.benchmarks.isolation.load import LoadPhase, PhaseLoad, PhaseLog
 from baton.lab.commands.bench_options import Variant
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.lab.report.result import Columns, Promise, Result, judge_rounds, make_result, table
-from baton.lab.report.statistics import MeanEstimate, mean_of_worst, percentile
+from baton.lab.report.statistics import MeanEstimate, mean_of_worst, medians, percentile
 from baton.launch import CommandFailed
 
 P99_OVER_QUIET, P99_OVER_FLOOR, LEAST_THROUGHPUT = 1.15, 1.05, 0.95  # limits of a saturated phase
@@ -116,13 +116,6 @@ def spread(values_ms: Sequence[float]) -> TimeSpread:
     )
 
 
-def medians(rounds: Sequence[PhaseFigures]) -> PhaseFigures:
-    """Return the median of each figure over the rounds that have it. Raises: ValueError without rounds."""
-    if not rounds:
-        raise ValueError("medians need at least one round")
-    return PhaseFigures(*(_middle([getattr(each, figure.name) for each in rounds]) for figure in fields(PhaseFigures)))
-
-
 def judge(rounds: Mapping[LoadPhase, Sequence[PhaseFigures]], of_steps: bool = False) -> IsolationVerdict | None:
     """Judge the rounds; None without a quiet or a saturated phase. `of_steps`: use decode steps, not client times."""
     quiet, saturated = rounds.get(LoadPhase.QUIET), rounds.get(LoadPhase.SATURATED)
@@ -157,14 +150,6 @@ def _gaps_ms(times: Sequence[float], log: PhaseLog) -> list[float]:
     """Return the gaps between consecutive times that end within the measured interval."""
     pairs = itertools.pairwise(times)
     return [(after - before) * 1e3 for before, after in pairs if log.began <= after < log.ended]
-
-
-def _middle(values: Sequence[Any]) -> Any:
-    """Return the median of numbers, or of each field of spreads; None without values."""
-    there = [value for value in values if value is not None]
-    if not there or not isinstance(there[0], TimeSpread):
-        return median(there) if there else None
-    return TimeSpread(*(median([getattr(spread, part.name) for spread in there]) for part in fields(TimeSpread)))
 
 
 Rounds = Mapping[str, Mapping[LoadPhase, Sequence[PhaseFigures]]]  # figures of each round, by variant and phase

@@ -8,7 +8,6 @@ from baton.lab.benchmarks.goodput.figures import (
     LatencyObjectives,
     figures_of,
     judge_request,
-    medians,
     request_tbt_s,
     saturated_tokens_per_s,
 )
@@ -80,16 +79,6 @@ def test_ttft_of_short_and_long_prompts_is_kept_apart() -> None:
     assert figures.short_ttft_p50 == pytest.approx(1000.0)
     assert figures.long_ttft_p90 == pytest.approx(4000.0)
     assert figures.ttft_p50 == pytest.approx(2500.0)
-
-
-def test_medians_skip_rounds_without_a_figure() -> None:
-    rounds = [
-        figures_of(LoadRun((outcome(ttft_s, gaps_s),), duration_s=10.0), OBJECTIVES, 512)
-        for ttft_s, gaps_s in ((1.0, [0.01]), (2.0, [0.03]), (5.0, []))
-    ]
-    middle = medians(rounds)
-    assert middle.ttft_p50 == pytest.approx(2000.0)
-    assert middle.itl_p50 == pytest.approx(20.0)
 
 
 def test_saturated_throughput_counts_the_tokens_of_the_last_three_quarters() -> None:

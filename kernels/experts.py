@@ -5,15 +5,7 @@ import torch
 from baton.kernels import reference
 from baton.kernels.dispatch import pick
 from baton.kernels.packed_weight import PackedExperts
-from baton.kernels.types import (
-    ExpertChoice,
-    ExpertWeight,
-    Routing,
-    SortedPairs,
-    check_dtype,
-    check_index,
-    check_shape,
-)
+from baton.kernels.types import ExpertChoice, ExpertWeight, Routing, SortedPairs, check_dtype, check_index, check_shape
 
 
 def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Tensor | None) -> ExpertChoice:

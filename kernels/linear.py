@@ -5,14 +5,7 @@ import torch
 from baton.kernels import reference
 from baton.kernels.dispatch import launchers, pick, uses_triton
 from baton.kernels.packed_weight import PANEL, PackedWeight, Stored
-from baton.kernels.types import (
-    Gate,
-    QuantisedWeight,
-    check_dtype,
-    check_index,
-    check_norm,
-    check_shape,
-)
+from baton.kernels.types import Gate, QuantisedWeight, check_dtype, check_index, check_norm, check_shape
 
 FLOATS = (Stored.FLOAT32, Stored.BFLOAT16, Stored.ROUNDING)  # formats that keep the packed numbers exactly
 GATHERED = (*FLOATS, Stored.CODE4, Stored.CODE8)  # formats whose rows can be looked up

@@ -24,14 +24,7 @@ from baton.worker.service import ServiceParts, SessionService
 from baton.worker.tier.restorer import TierRestorer
 from baton.worker.times import TransferTime
 from baton.worker.transfer.source import TransferSource
-from baton.worker.wire import (
-    Limit,
-    constraint_of,
-    failure_of,
-    objectives_of,
-    request_of,
-    sampling_params,
-)
+from baton.worker.wire import Limit, constraint_of, failure_of, objectives_of, request_of, sampling_params
 
 logger = logging.getLogger(__name__)
 UNQUEUED = "prompt not queued: unexpected error"

@@ -35,12 +35,7 @@ from baton.router.model.served_model import ChosenModel, ServedModel, choose_ada
 from baton.router.model.validation import DrawnValues, validate
 from baton.router.readiness import Readiness
 from baton.router.request.journal import Beginning, Streams
-from baton.router.request.resume import (
-    ResumeRequest,
-    check_names,
-    check_received,
-    without_sent,
-)
+from baton.router.request.resume import ResumeRequest, check_names, check_received, without_sent
 from baton.router.request.run import RequestDeps, RequestRunner
 from baton.router.trace.record import (
     ANSWERED,

@@ -10,10 +10,6 @@ class SwapSpace:
         self.total_slots = total_slots
         self._free = list(range(total_slots - 1, -1, -1))
 
-    @property
-    def free_slots(self) -> int:
-        return len(self._free)
-
     def take(self, count: int) -> "SwapSlots | None":
         """Return `count` slots, all or none."""
         if count > len(self._free):

@@ -181,10 +181,6 @@ class OtherRanks:
         """Number of ranks including the leader."""
         return self._start.degree
 
-    @property
-    def process_ids(self) -> tuple[int, ...]:
-        return tuple(process.pid for process in self._processes)
-
     def _spawn(self, start: RankStart) -> None:
         ours, theirs = socket.socketpair()
         with theirs:

@@ -340,7 +340,6 @@ class RunningBatch:
         if not self._hold(sequence, columns, left_blocks, first_live, taken_columns=None if takes_all else existing):
             return None
         swaps = self._swap_in(sequence)
-        self.counters.recomputed_tokens += max(0, sequence.lost_tokens - sequence.computed_tokens)
         sequence.lost_tokens = 0
         self.waiting.remove(sequence)
         self.running.add(sequence)
@@ -388,7 +387,6 @@ class RunningBatch:
         # The newest token is computed again even if its KV exists, since its logits are needed.
         lost_tokens = min(sequence.computed_tokens, len(sequence.token_ids) - 1)
         self.counters.preemptions += 1
-        self.counters.preempted_tokens += lost_tokens
         table = sequence.held()
         table.pass_over(table.groups.first_live(lost_tokens))
         blocks, first_live = table.held(0, blocks_for(lost_tokens, self._block_tokens)), table.first_live
@@ -504,7 +502,6 @@ class RunningBatch:
         blocks = table.held(cached, columns, swapped.first_live)
         swaps = [BlockSwap(*pair) for pair in zip(blocks, swapped.slots.slots[skipped:], strict=True)]
         swapped.slots.release()
-        self.counters.swapped_tokens += max(0, swapped.tokens - sequence.computed_tokens)
         if sequence.computed_tokens < swapped.tokens:
             sequence.computed_tokens = swapped.tokens
             table.pass_over(swapped.first_live)

@@ -86,9 +86,6 @@ class SchedulerCounters:
     cache_query_tokens: int = 0  # tokens looked up in the prefix cache
     cache_hit_tokens: int = 0
     preemptions: int = 0
-    preempted_tokens: int = 0  # tokens whose KV was released by preemptions
-    swapped_tokens: int = 0  # preempted tokens restored from host memory
-    recomputed_tokens: int = 0  # preempted tokens that were computed again
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ class NamedBlock(NamedTuple):
 class TierCounters:
     """Counters of a store since the worker started."""
 
-    stored_blocks: int = 0
     stored_bytes: int = 0
     loaded_blocks: int = 0  # blocks that were read and passed the verification
     loaded_bytes: int = 0
@@ -56,13 +55,7 @@ class TierStore:
     Only one thread may call `open`, `put`, `refresh` and `close`; any thread may call the reading methods.
     """
 
-    def __init__(
-        self,
-        disk: TierDisk,
-        owner: str,
-        format: SegmentFormat,
-        size_bytes: int,
-    ) -> None:
+    def __init__(self, disk: TierDisk, owner: str, format: SegmentFormat, size_bytes: int) -> None:
         """Create a store. `size_bytes`: size limit of the owner's segments, at least `least_bytes()`."""
         if size_bytes < least_bytes(format):
             least = f"{least_bytes(format)} bytes, the size of {LEAST_BLOCKS} blocks"
@@ -252,7 +245,6 @@ class TierStore:
         with self._guard:
             for block in taken:
                 self._index.add(key, block.name)
-            self.counters.stored_blocks += len(taken)
             self.counters.stored_bytes += len(taken) * self._format.record_bytes
         return len(taken)
 

@@ -10,14 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from baton.router.http.dialects import (
-    TEXT_ONLY,
-    Body,
-    ChatUnserved,
-    OpenAIUnserved,
-    Unserved,
-    harmless,
-)
+from baton.router.http.dialects import TEXT_ONLY, Body, ChatUnserved, OpenAIUnserved, Unserved, harmless
 from baton.router.http.edge.problem import Renamed
 
 MAX_PROMPTS = 256

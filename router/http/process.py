@@ -24,7 +24,6 @@ from baton.router.http.edge.endpoint import Guard, HttpTransport
 from baton.router.http.edge.exchange import BodyReader
 from baton.router.http.edge.server import HttpLimits, HttpServer
 from baton.router.http.edge.sites import SiteRules, with_cors
-from baton.router.http.edge.slots import ConnectionSlots
 from baton.router.http.key_metrics import KeyMetrics
 from baton.router.http.messages import ChatRequest, CompletionRequest
 from baton.router.http.metrics import ClusterMetrics, RequestMetrics, StallMetrics, StreamMetrics
@@ -109,10 +108,6 @@ class HttpRouterProcess(RouterProcess):
         )
         for collector in (requests, stalls, cluster, StreamMetrics(self.streams, self.journal)):
             metrics.register(collector)
-
-    @property
-    def http_slots(self) -> ConnectionSlots:
-        return self._http.slots
 
     async def start(self, running: Running) -> None:
         """Begin to listen for HTTP, except on a shared port, and start the router. Raises: ListenError, TlsError."""

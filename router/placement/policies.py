@@ -8,13 +8,7 @@ from operator import add
 from types import MappingProxyType
 from typing import NamedTuple
 
-from baton.router.placement.rates import (
-    expected_here,
-    exposed_load_ms,
-    loading,
-    prompt_tokens_per_s,
-    token_gap_ms,
-)
+from baton.router.placement.rates import expected_here, exposed_load_ms, loading, prompt_tokens_per_s, token_gap_ms
 from baton.router.types.placement import PlacementRequest, WorkerView
 
 REUSE_PREMIUM, SHARED_REUSE_PREMIUM = 40.0, 4.0

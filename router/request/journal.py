@@ -28,25 +28,13 @@ from baton.router.fleet import wire as link_wire
 from baton.router.fleet.peers import is_cancelled
 from baton.router.model.served_model import ChosenModel
 from baton.router.request.resume import AttemptLocation, ReceivedAnswer, ResumeRequest, Resumption
-from baton.router.types.request import (
-    LogitRules,
-    Operation,
-    PreparedRequest,
-    Sampling,
-    TokenPrompt,
-)
+from baton.router.types.request import LogitRules, Operation, PreparedRequest, Sampling, TokenPrompt
 from baton.router.types.session import KeptSession
 from baton.router.types.worker import Adapter
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 from baton.text.block_hash import HASH_BYTES, block_hashes
 from baton.text.packed_tokens import TokenPacker, field
-from baton.text.sampling import (
-    BIASES,
-    MAX_BIASES,
-    BeamParams,
-    BeamStop,
-    received_numbers,
-)
+from baton.text.sampling import BIASES, MAX_BIASES, BeamParams, BeamStop, received_numbers
 from baton.text.structured.output import StructuredKind, StructuredOutput
 from baton.versions import OWN
 

@@ -15,14 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from baton.process.errors import BatonError, Internal, Unavailable
 from baton.router.admission.fair_queue import Entry as QueueEntry
-from baton.router.admission.queue import (
-    BEGUN_PRIORITY,
-    RETRY_AFTER_S,
-    AdmissionQueue,
-    Admitted,
-    RequestClass,
-    Ticket,
-)
+from baton.router.admission.queue import BEGUN_PRIORITY, RETRY_AFTER_S, AdmissionQueue, Admitted, RequestClass, Ticket
 from baton.router.cache.autopsy import CacheLook
 from baton.router.fleet import wire as link_wire
 from baton.router.fleet.fleet import Inbox, WorkerArrival, WorkerLinks
@@ -63,14 +56,7 @@ from baton.router.request.events import (
 )
 from baton.router.request.journal import JournalEntry
 from baton.router.request.resume import AttemptLocation, ResumeFilter, Resumption, adoptable
-from baton.router.request.retry import (
-    ABOUT_A_PAIR,
-    Quarantine,
-    SuspectLock,
-    Suspects,
-    poisonous,
-    request_digest,
-)
+from baton.router.request.retry import ABOUT_A_PAIR, Quarantine, SuspectLock, Suspects, poisonous, request_digest
 from baton.router.request.state import RequestState
 from baton.router.trace.record import AnswerInProgress, Timeline
 from baton.router.types.events import Failed, FailureReason, PrefillTimings, TokenLogprob

@@ -91,6 +91,5 @@ def test_preempted_answers_equal_those_of_a_roomy_pool(
     checkpoint: Path, expected: Answers, host_slots: int, lands: tuple[int, ...], cached: bool
 ) -> None:
     answers, counters = answer(checkpoint, TIGHT, host_slots, lands, cached)
-    assert (counters.swapped_tokens > 0) == (host_slots > 0)
-    assert (counters.recomputed_tokens > 0) == (host_slots < 64)
+    assert counters.preemptions > 0
     assert answers == expected

@@ -146,11 +146,7 @@ class CommandCheck:
             ("sampling.n", choices <= self._slots, f"{choices} choices exceed the {self._slots} batch slots"),
             ("first_choice", command.first_choice + choices <= MAX_CHOICES, f"must be at most {MAX_CHOICES - choices}"),
             ("answered_tokens", not answered or answered < length, f"must be less than the {length} tokens"),
-            (
-                "block_hashes",
-                len(command.block_hashes) in (0, whole_blocks),
-                f"must have 0 or {whole_blocks} hashes",
-            ),
+            ("block_hashes", len(command.block_hashes) in (0, whole_blocks), f"must have 0 or {whole_blocks} hashes"),
             ("pooling.second_from", command.pooling.second_from <= length, f"must be at most {length}"),
         ):
             if not good:

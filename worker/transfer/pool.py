@@ -94,12 +94,7 @@ def make_pool(prepared: PreparedModel, config: WorkerConfig) -> PoolMemory:
     parts = prepared.options.tensor_parallel // prepared.copies
     groups = _groups(prepared.options.device, config)
     nixl = _nixl(storage, pool_id.hex(), config)
-    shape = PoolShape(
-        prepared.total_blocks,
-        prepared.layout.block_bytes,
-        prepared.layout.rows,
-        parts,
-    )
+    shape = PoolShape(prepared.total_blocks, prepared.layout.block_bytes, prepared.layout.rows, parts)
     tcp = _serve_tcp(storage, shape, pool_id, config)
     description = PoolDescription(
         prepared.fingerprint,

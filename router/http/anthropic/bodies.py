@@ -17,14 +17,7 @@ from baton.router.http.dialects import (
     tool_kinds,
 )
 from baton.router.http.edge.problem import Renamed
-from baton.router.http.messages import (
-    MAX_TOOLS,
-    CacheControl,
-    Count,
-    Parameters,
-    RequestFields,
-    Texts,
-)
+from baton.router.http.messages import MAX_TOOLS, CacheControl, Count, Parameters, RequestFields, Texts
 from baton.router.public.chat import BUDGET, EFFORT, THINKING
 
 
@@ -89,10 +82,7 @@ class ToolResultBlock(Block):
     tool_use_id: str
     content: (
         str
-        | Annotated[
-            list[Annotated[TextBlock | ToolReference, Field(discriminator="type")]],
-            Field(fail_fast=True),
-        ]
+        | Annotated[list[Annotated[TextBlock | ToolReference, Field(discriminator="type")]], Field(fail_fast=True)]
         | None
     ) = None
     is_error: bool | None = Field(None, description="true: the model reads `Error: ` before the content")

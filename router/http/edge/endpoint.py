@@ -13,13 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton.process.errors import BatonError, release_frames
 from baton.process.telemetry.trace_context import TraceContext, current_request_id, current_trace
-from baton.router.http.dialects import (
-    ADVISING_HEADERS,
-    NOT_ACTED_UPON,
-    Body,
-    accepted_without_effect,
-    header_value,
-)
+from baton.router.http.dialects import ADVISING_HEADERS, NOT_ACTED_UPON, Body, accepted_without_effect, header_value
 from baton.router.http.edge.connection import abort_of
 from baton.router.http.edge.exchange import (
     BodyReader,

@@ -6,14 +6,7 @@ from pydantic import Field
 
 from baton.router.http.dialects import TEXT_ONLY, Body, Unserved, harmless
 from baton.router.http.edge.problem import Renamed
-from baton.router.http.messages import (
-    MAX_TOOLS,
-    ChatTool,
-    Count,
-    ModelField,
-    RequestFields,
-    Texts,
-)
+from baton.router.http.messages import MAX_TOOLS, ChatTool, Count, ModelField, RequestFields, Texts
 from baton.router.public.chat import EFFORT, THINKING
 from baton.router.public.vectors import INPUTS
 

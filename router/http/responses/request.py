@@ -5,12 +5,7 @@ from typing import Any
 
 from baton.router.http.chat_body import named_tool, schema_format
 from baton.router.http.edge.problem import refused
-from baton.router.http.messages import (
-    ChatRequest,
-    JsonObjectFormat,
-    NamedSchemaFormat,
-    OpenAIFields,
-)
+from baton.router.http.messages import ChatRequest, JsonObjectFormat, NamedSchemaFormat, OpenAIFields
 from baton.router.http.requests import HttpCall, kept_for_s, session_id, structure_of
 from baton.router.http.responses.bodies import AllowedTools, FlatNamedTool, ResponseRequest
 from baton.router.http.responses.items import Item, chat_messages

@@ -27,15 +27,7 @@ from baton.router.http.requests import HttpCall, completion_requests, names_of
 from baton.router.http.stream import PromptEvent, stream
 from baton.router.trace.record import CallReader, Leave
 from baton.router.types.request import GenerationRequest
-from baton.router.types.response import (
-    AnswerId,
-    Delta,
-    Finished,
-    PromptPart,
-    ResponseEvent,
-    Started,
-    one_version,
-)
+from baton.router.types.response import AnswerId, Delta, Finished, PromptPart, ResponseEvent, Started, one_version
 
 _AHEAD = 64  # maximum number of events buffered here; each request's own buffer holds more
 

@@ -7,14 +7,7 @@ from collections.abc import Mapping
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.answers import TokenTexts
 from baton.router.http.edge.exchange import Reply, json_reply
-from baton.router.http.ollama.answer import (
-    JSON_LINES,
-    OllamaWriter,
-    embedded,
-    in_chat,
-    in_generate,
-    loaded,
-)
+from baton.router.http.ollama.answer import JSON_LINES, OllamaWriter, embedded, in_chat, in_generate, loaded
 from baton.router.http.ollama.bodies import (
     OllamaChatRequest,
     OllamaEmbedRequest,

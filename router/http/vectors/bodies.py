@@ -6,12 +6,7 @@ from pydantic import Field
 
 from baton.router.http.dialects import Unserved, harmless
 from baton.router.http.edge.problem import Renamed
-from baton.router.http.messages import (
-    CallFields,
-    Count,
-    Texts,
-    TokenIds,
-)
+from baton.router.http.messages import CallFields, Count, Texts, TokenIds
 from baton.router.public.vectors import DOCUMENTS, INPUTS, QUERIES
 
 _CHAT_TEXT = "send each input as text or token ids"

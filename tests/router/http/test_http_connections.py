@@ -100,7 +100,8 @@ async def test_accepting_pauses_without_descriptors(
     answer = await gateway.raw(HEAD % len(BODY) + b"connection: close\r\n\r\n" + BODY)
 
     assert answer.startswith(b"HTTP/1.1 200 ")
-    assert gateway.process.http_slots.counts["no_descriptors"] == 3
+    metrics = (await gateway.client.get("/metrics")).text
+    assert 'baton:http_connections_without_room_total{reason="no_descriptors"} 3.0' in metrics
     assert len([each for each in caplog.records if "no_descriptors" in each.message]) == 1
 
 

@@ -157,7 +157,7 @@ def test_block_written_by_another_worker_is_not_written_again(tmp_path: Path) ->
     wait_until(lambda: writing.store.known(names(range(4))) == 4)
     writing.end()
     other.close()
-    assert writing.store.counters.stored_blocks == 0
+    assert writing.store.counters.stored_bytes == 0
 
 
 def test_full_disk_turns_writing_off_with_one_line_and_on_again(

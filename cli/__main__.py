@@ -35,13 +35,7 @@ app.command(rich_help_panel=SERVE)(keys.certs)
 for command in (ask.chat, ask.generate, offline.batch):
     app.command(rich_help_panel=ASK)(command)
 app.command(rich_help_panel=WATCH, epilog=status_legend())(inspect.status)
-for command in (
-    inspect.top,
-    inspect.why,
-    inspect.timeline,
-    inspect.bundle,
-    inspect.health,
-):
+for command in (inspect.top, inspect.why, inspect.timeline, inspect.bundle, inspect.health):
     app.command(rich_help_panel=WATCH)(command)
 for command in (inspect.explain, inspect.trace):  # former names, kept for one release
     app.command(rich_help_panel=WATCH, hidden=True)(command)

@@ -13,15 +13,7 @@ from rich.text import Text
 
 from baton.cli.connection import admin_client, for_people, open_admin
 from baton.cli.layout import GAP, UNKNOWN, Column, fitting_table, ms, table, wrapped
-from baton.client import (
-    BatonClientError,
-    CacheView,
-    ClusterStatus,
-    EndedRequests,
-    Load,
-    RouterStatus,
-    WorkerStatus,
-)
+from baton.client import BatonClientError, CacheView, ClusterStatus, EndedRequests, Load, RouterStatus, WorkerStatus
 from baton.process.foreign_text import shown
 from baton.versions import UNANNOUNCED_RELEASE
 

@@ -45,14 +45,7 @@ from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage,
 from baton.launch.readiness import NotReady, wait_until_serving, waiting_for
 from baton.launch.run_record import RunRecord, kept_secret, remove_admin_tokens, write_admin_tokens, write_run_record
 from baton.launch.supervisor import ServiceFailed, Supervisor
-from baton.process.config import (
-    ProcessConfig,
-    RegistryConfig,
-    Settings,
-    TelemetryConfig,
-    check_variables,
-    read_config,
-)
+from baton.process.config import ProcessConfig, RegistryConfig, Settings, TelemetryConfig, check_variables, read_config
 from baton.process.security.cluster_secret import ClusterSecret, new_secret
 from baton.process.serving.signals import answer_quit, handle_hangup
 from baton.router.config import RouterConfig, too_open

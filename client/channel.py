@@ -39,10 +39,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 # the routers whose health check succeeds. A draining router fails the check but finishes its streams. After a lost
 # connection, the name is resolved again, at most once per second (gRPC's default is 30 s).
 _BY_NAME: tuple[tuple[str, str | int], ...] = (
-    (
-        "grpc.service_config",
-        '{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}',
-    ),
+    ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}'),
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 )
 

@@ -43,12 +43,7 @@ MUTATIONS = [
         "blocks_of_a_lapsed_session_go_by_their_last_use",
     ),
     (EVICTION, "block in self._loaded or ", "", "blocks_loaded_for_a_prompt_are_evicted_after_session_blocks"),
-    (
-        SESSIONS,
-        "self._sessions.move_to_end(turn.session_id)",
-        "pass",
-        "reused_session_is_not_the_forgotten_one",
-    ),
+    (SESSIONS, "self._sessions.move_to_end(turn.session_id)", "pass", "reused_session_is_not_the_forgotten_one"),
     (
         BUDGET,
         "self._own.in_doubt or not (measured",

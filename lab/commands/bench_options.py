@@ -10,15 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from baton.cli.options import (
-    DEFAULT_TARGET,
-    TARGET_VARIABLE,
-    Dtype,
-    KvCacheDtype,
-    ModelFolder,
-    Quantize,
-    read_sizes,
-)
+from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, Dtype, KvCacheDtype, ModelFolder, Quantize, read_sizes
 
 Batch = Annotated[str, typer.Option(help="Numbers of concurrent sequences to measure, such as 1,16.")]
 ComputeDtype = Annotated[Literal["float32", "bfloat16"], typer.Option(help="Compute dtype of Baton and vLLM.")]

@@ -80,12 +80,7 @@ class ReplayResult:
         changed = {each.request_id: each for each in self.changed if each.ttft_ms}
         true_ms = {} if self.truth is None else {each.request_id: each.ttft_ms for each in self.truth.requests}
         return [
-            TtftPair(
-                each,
-                predicted[each.request_id],
-                changed.get(each.request_id),
-                true_ms.get(each.request_id, 0.0),
-            )
+            TtftPair(each, predicted[each.request_id], changed.get(each.request_id), true_ms.get(each.request_id, 0.0))
             for each in self.record.requests
             if each.ttft_ms and each.request_id in predicted
         ]

@@ -88,7 +88,4 @@ class Batches:
     def _encode(self, parts: list[DialoguePart], length: int) -> tuple[list[int], list[float]]:
         tokens, weights = encode(self._tokenizer, parts)
         padding = max(0, length - len(tokens))
-        return (
-            tokens[:length] + [self._tokenizer.pad_token_id] * padding,
-            weights[:length] + [0.0] * padding,
-        )
+        return (tokens[:length] + [self._tokenizer.pad_token_id] * padding, weights[:length] + [0.0] * padding)

@@ -48,10 +48,7 @@ FACTS = [
         "What is decode?",
         "Decode produces one token at a time for every running sequence, reading the KV cache at each step.",
     ),
-    (
-        "What is a prefill worker?",
-        "A prefill worker computes prompts and hands their blocks to a decode worker.",
-    ),
+    ("What is a prefill worker?", "A prefill worker computes prompts and hands their blocks to a decode worker."),
     (
         "What is a decode worker?",
         "A decode worker pulls the blocks of a prompt from a prefill worker and generates the answer, in one batch "

@@ -123,12 +123,7 @@ class LinkHub(Generic[Message]):
     requests must be aborted.
     """
 
-    def __init__(
-        self,
-        grace_s: float,
-        max_unacknowledged: int,
-        on_end: Callable[[RouterLink[Message]], None],
-    ) -> None:
+    def __init__(self, grace_s: float, max_unacknowledged: int, on_end: Callable[[RouterLink[Message]], None]) -> None:
         self._grace_s = grace_s
         self._max_unacknowledged = max_unacknowledged
         self._on_end = on_end

@@ -11,10 +11,7 @@ import asyncio
 
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
-_SIZES = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-)
+_SIZES = (("grpc.max_send_message_length", MAX_MESSAGE_BYTES), ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES))
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_SIZES,

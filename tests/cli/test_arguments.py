@@ -224,9 +224,7 @@ def test_version_names_release_and_protocol_as_text_and_as_json() -> None:
     assert found["packages"]["grpcio"] in said.output
 
 
-def test_up_without_flags_leaves_worker_counts_to_the_machine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_up_without_flags_leaves_worker_counts_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = CallLog()
     monkeypatch.setattr(baton.cli.up, "run_up", recorder)
     assert run("up").exit_code == 0

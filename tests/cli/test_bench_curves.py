@@ -6,14 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.lab.benchmarks.engine.curves import (
-    Times,
-    as_lines,
-    as_picture,
-    curves_report,
-    make_growth,
-    run_curves,
-)
+from baton.lab.benchmarks.engine.curves import Times, as_lines, as_picture, curves_report, make_growth, run_curves
 from baton.lab.commands.bench_options import CurvesOptions
 from baton.lab.report import limits
 from baton.launch import CommandFailed

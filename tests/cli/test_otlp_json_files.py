@@ -114,10 +114,7 @@ def test_read_spans_skips_other_broken_and_truncated_lines(kept: Kept) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        ("hello\n", "neither those of `baton up` nor OTLP JSON"),
-        ("", "has no completed request"),
-    ],
+    [("hello\n", "neither those of `baton up` nor OTLP JSON"), ("", "has no completed request")],
 )
 def test_why_file_without_spans_is_refused(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "file"

@@ -5,12 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.span_files.places import (
-    KEPT,
-    begin_trace_file,
-    chosen_collector,
-    collector_of,
-)
+from baton.cli.span_files.places import KEPT, begin_trace_file, chosen_collector, collector_of
 from baton.cli.why.recent import requests_in_file
 from baton.launch import CommandFailed
 from baton.process.config import ConfigError

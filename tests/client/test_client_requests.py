@@ -3,14 +3,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from baton.client.errors import InvalidRequest
-from baton.client.requests import (
-    CALL_OPTIONS,
-    GenerateOptions,
-    chat_request,
-    choices,
-    generate_request,
-    with_fields,
-)
+from baton.client.requests import CALL_OPTIONS, GenerateOptions, chat_request, choices, generate_request, with_fields
 from baton.client.types import Message
 from baton.protos import baton_pb2
 

@@ -61,12 +61,7 @@ def test_help_is_the_usage(run: Run, flag: str) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
-    [
-        (["--nonsense", "x"], "--nonsense"),
-        ([], "one prompt"),
-        (["a", "b"], "one prompt"),
-        (["x", "--seed"], "--seed"),
-    ],
+    [(["--nonsense", "x"], "--nonsense"), ([], "one prompt"), (["a", "b"], "one prompt"), (["x", "--seed"], "--seed")],
 )
 def test_misuse_is_said_with_the_usage(run: Run, arguments: list[str], complaint: str) -> None:
     done = run(*arguments)

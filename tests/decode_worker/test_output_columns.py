@@ -16,12 +16,7 @@ PROMPT_TOKENS, MAX_TOKENS = 10, 5
 
 @pytest.mark.parametrize(
     ("protocol", "fields", "in_columns"),
-    [
-        (2, {}, 2),
-        (1, {}, 0),
-        (2, {"sampling": {"logprobs": 0}}, 0),
-        (2, {"tokens_together": 2}, 0),
-    ],
+    [(2, {}, 2), (1, {}, 0), (2, {"sampling": {"logprobs": 0}}, 0), (2, {"tokens_together": 2}, 0)],
 )
 async def test_single_tokens_are_sent_in_columns_from_protocol_2_on(
     protocol: int, fields: dict[str, Any], in_columns: int

@@ -54,9 +54,7 @@ def total_blocks(stack: Stack) -> int:
     return worker.load.pages.total
 
 
-async def test_only_blocks_of_live_sessions_are_kept(
-    small_pools: Stack,
-) -> None:
+async def test_only_blocks_of_live_sessions_are_kept(small_pools: Stack) -> None:
     blocks = await asyncio.to_thread(total_blocks, small_pools)
     assert 2 * (TURN // BLOCK + 1) <= blocks < OTHERS * TURN // BLOCK  # the session fits half of the blocks
     assert await cached_after_others(small_pools, 1) == 0

@@ -114,9 +114,7 @@ async def test_blocks_only_in_the_decode_workers_directory_are_fetched_through_i
     assert "from its files" in attempt.reason
 
 
-async def test_prompt_is_placed_where_it_can_be_loaded_and_explained_so(
-    one_directory: Stack,
-) -> None:
+async def test_prompt_is_placed_where_it_can_be_loaded_and_explained_so(one_directory: Stack) -> None:
     stack, token_ids = one_directory, prompt(seed=2)
     first = await ask(stack, token_ids)
     await until_known(stack, "decode-0", BLOCKS)

@@ -2,13 +2,7 @@
 
 import pytest
 
-from baton.engine.scheduler.budget import (
-    CLOSE_RATIO,
-    EWMA_WEIGHT,
-    INITIAL_NOISE,
-    OUTLIER_RATIO,
-    DecodeStepCost,
-)
+from baton.engine.scheduler.budget import CLOSE_RATIO, EWMA_WEIGHT, INITIAL_NOISE, OUTLIER_RATIO, DecodeStepCost
 
 
 def measured(*steps: tuple[int, float]) -> DecodeStepCost:

@@ -273,9 +273,7 @@ TURNS = st.tuples(
 
 @settings(max_examples=150)
 @given(st.lists(TURNS, max_size=30))
-def test_bounds_and_sums_hold_for_any_turns(
-    turns: list[tuple[int, float, int | None, float | None, bool]],
-) -> None:
+def test_bounds_and_sums_hold_for_any_turns(turns: list[tuple[int, float, int | None, float | None, bool]]) -> None:
     book, now = Book(most=4), 0.0
     for number, pause_s, blocks, keep_for_s, done in turns:
         now += pause_s

@@ -54,11 +54,7 @@ def recorded(times: ThreadTimes, step: DoneStep = EMPTY, seconds: float = 1.0) -
 
 
 def test_the_make_up_of_a_step() -> None:
-    chunks = (
-        Chunk(1, [5], 30, [0], (LIKELIEST,)),
-        Chunk(2, [5, 6, 7], 0, [1]),
-        Chunk(3, [5], 9, [2], (LIKELIEST,)),
-    )
+    chunks = (Chunk(1, [5], 30, [0], (LIKELIEST,)), Chunk(2, [5, 6, 7], 0, [1]), Chunk(3, [5], 9, [2], (LIKELIEST,)))
     step = DoneStep(Plan(chunks, (BlockCopy(0, 1),)), (Computed(), Computed(), Computed(late=True)))
     record = recorded(NOTHING, step)
     assert (record.answers, record.contexts) == ((1, 3), (31, 10))

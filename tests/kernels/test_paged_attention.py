@@ -150,11 +150,7 @@ def test_prefill_refuses_a_block_table_of_another_length(prefill: Any) -> None:
 
 @pytest.mark.parametrize(
     "scoring",
-    [
-        Scoring(SCALE, window=100),
-        Scoring(SCALE, softcap=5.0),
-        Scoring(SCALE, sinks=torch.ones(HEADS)),
-    ],
+    [Scoring(SCALE, window=100), Scoring(SCALE, softcap=5.0), Scoring(SCALE, sinks=torch.ones(HEADS))],
     ids=["window", "softcap", "sinks"],
 )
 def test_only_plain_attention_is_computed_over_gathered_numbers(scoring: Scoring) -> None:

@@ -252,9 +252,7 @@ async def test_invalid_sampling_value_fails_its_request_alone() -> None:
         await router.cancel(2)
 
 
-async def test_unexpected_error_ends_its_prompt_and_is_logged_with_its_trace(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_unexpected_error_ends_its_prompt_and_is_logged_with_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = new_trace()
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         added: Future[None] = Future()

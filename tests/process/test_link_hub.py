@@ -155,9 +155,7 @@ async def test_lossy_messages_are_lost_where_too_much_is_still_to_be_written() -
     assert outbox.waiting == MAX_WAITING
 
 
-async def test_message_is_delivered_once_all_connected_routers_acknowledged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_message_is_delivered_once_all_connected_routers_acknowledged(caplog: pytest.LogCaptureFixture) -> None:
     hub = Hub()
     session, outbox = connected(hub)
     hub.send(session, Note("last"))

@@ -12,14 +12,7 @@ import pytest
 
 from baton.process.telemetry.export import open_telemetry
 from baton.process.telemetry.otel import OpenTelemetry, SpanFile
-from baton.process.telemetry.spans import (
-    FinishedSpan,
-    NoTelemetry,
-    SpanEvent,
-    SpanKind,
-    Telemetry,
-    WallClock,
-)
+from baton.process.telemetry.spans import FinishedSpan, NoTelemetry, SpanEvent, SpanKind, Telemetry, WallClock
 from baton.process.telemetry.trace_context import TraceContext, new_trace
 
 ROOT = Path(__file__).parents[2]

@@ -31,11 +31,7 @@ def test_nothing_is_asked_for_where_the_share_of_some_worker_will_do(enough: Wor
 
 @pytest.mark.parametrize(
     "unfit",
-    [
-        replace(SHARE, total_blocks=79),
-        replace(SHARE, fingerprint=b"other"),
-        replace(SHARE, role=WorkerRole.PREFILL),
-    ],
+    [replace(SHARE, total_blocks=79), replace(SHARE, fingerprint=b"other"), replace(SHARE, role=WorkerRole.PREFILL)],
 )
 def test_nothing_is_asked_of_workers_that_could_not_take_it(unfit: WorkerView) -> None:
     assert credit_request(Unmet(REQUEST, [unfit]), None) is None

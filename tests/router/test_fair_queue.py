@@ -31,9 +31,7 @@ def filled(arrivals: list[tuple[str, int, int]]) -> FairQueue[int]:
 
 @settings(max_examples=100, deadline=None)
 @given(ARRIVALS)
-def test_every_request_is_served_once_and_a_tenants_in_order(
-    arrivals: list[tuple[str, int, int]],
-) -> None:
+def test_every_request_is_served_once_and_a_tenants_in_order(arrivals: list[tuple[str, int, int]]) -> None:
     queue = filled(arrivals)
     assert sorted(entry.item for entry in queue.order()) == list(range(len(arrivals)))
     served = [serve(queue) for _ in arrivals]

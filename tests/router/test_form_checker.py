@@ -68,9 +68,7 @@ async def test_starved_form_check_is_unavailable_and_not_remembered(checker: For
     assert await checker.fault(other) is None
 
 
-async def test_killed_form_checker_is_unavailable_and_its_verdict_not_remembered(
-    checker: FormChecker,
-) -> None:
+async def test_killed_form_checker_is_unavailable_and_its_verdict_not_remembered(checker: FormChecker) -> None:
     assert await checker.fault(GOOD) is None
     [pid] = processes(checker)
     os.kill(pid, signal.SIGKILL)  # as a machine without memory does

@@ -14,22 +14,9 @@ from baton.process.registry.redis_registry import RegistryUnavailable
 from baton.process.registry.redis_routers import JournalChange
 from baton.protos import journal_pb2, versions_pb2
 from baton.router.request import journal as journal_wire
-from baton.router.request.journal import (
-    GRACE_S,
-    MAX_NOTED,
-    MAX_RECORD_BYTES,
-    Journal,
-    Record,
-    journal_key,
-)
+from baton.router.request.journal import GRACE_S, MAX_NOTED, MAX_RECORD_BYTES, Journal, Record, journal_key
 from baton.router.request.resume import AttemptLocation
-from baton.router.types.request import (
-    LogitRules,
-    Operation,
-    PreparedRequest,
-    Sampling,
-    TokenPrompt,
-)
+from baton.router.types.request import LogitRules, Operation, PreparedRequest, Sampling, TokenPrompt
 from baton.router.types.session import kept_session
 from baton.router.types.worker import Adapter
 from baton.text.block_hash import block_hashes, root_hash

@@ -12,14 +12,7 @@ from baton.process.helper import Buffer, HelperBusy, HelperFailed
 from baton.process.serving.grpc_options import PUBLIC_MESSAGE_BYTES
 from baton.protos import baton_pb2
 from baton.router.model.validation import MAX_TEXT_BYTES
-from baton.router.public.parsing import (
-    MAX_NUMBERS,
-    MAX_PARTS,
-    SMALL_BYTES,
-    Prevalidation,
-    Unparsed,
-    verdict,
-)
+from baton.router.public.parsing import MAX_NUMBERS, MAX_PARTS, SMALL_BYTES, Prevalidation, Unparsed, verdict
 from baton.router.public.service import small_parser
 from tests.router.conftest import Stack
 
@@ -55,10 +48,7 @@ TOO_MUCH: dict[str, tuple[Message, str]] = {
     "texts": (request(stop=["x"] * (MAX_PARTS + 1)), "sampling.stop"),
     "messages": (CHAT, "messages"),
     "pairs": (request(logit_bias=dict.fromkeys(range(MAX_PARTS + 1), 1.0)), "sampling.logit_bias"),
-    "numbers": (
-        baton_pb2.GenerateRequest(token_ids=baton_pb2.TokenIds(ids=[7] * (MAX_NUMBERS + 1))),
-        "token_ids.ids",
-    ),
+    "numbers": (baton_pb2.GenerateRequest(token_ids=baton_pb2.TokenIds(ids=[7] * (MAX_NUMBERS + 1))), "token_ids.ids"),
     "text": (baton_pb2.GenerateRequest(text="\u4e2d" * (MAX_TEXT_BYTES // 3 + 1)), "text"),
     "in lists of lists": (
         request(bad_word_token_ids=[baton_pb2.TokenIds(ids=[7] * (MAX_NUMBERS // 4))] * 5),

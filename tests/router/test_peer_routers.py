@@ -61,9 +61,7 @@ def two(redis: SharedRedis, clock: Clock) -> tuple[Router, Router]:
     return Router(redis, 0, clock), Router(redis, 1, clock)
 
 
-async def test_router_counts_charges_and_predictions_of_another(
-    two: tuple[Router, Router],
-) -> None:
+async def test_router_counts_charges_and_predictions_of_another(two: tuple[Router, Router]) -> None:
     first, second = two
     first.cluster.charge(1, PLACED, REQUEST, CHAIN)
     await first.peer_routers.exchange()

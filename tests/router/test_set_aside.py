@@ -3,13 +3,7 @@
 from dataclasses import replace
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.placement.cluster import (
-    FAILURES,
-    FIRST_S,
-    LAST_S,
-    STALLED_S,
-    PairCircuitBreaker,
-)
+from baton.router.placement.cluster import FAILURES, FIRST_S, LAST_S, STALLED_S, PairCircuitBreaker
 from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, place
 from baton.router.types.placement import PlacementRequest, WorkerView
 from tests.fixtures.router_defaults import make_policy

@@ -107,9 +107,7 @@ async def test_resumed_stream_without_a_worker_of_its_weights_ends_by_name(broke
     await check_replaced(broken.resume("ab"), "no worker has them any more")
 
 
-async def test_restarted_stream_never_gets_the_end_of_another_models_answer(
-    broken: Broken,
-) -> None:
+async def test_restarted_stream_never_gets_the_end_of_another_models_answer(broken: Broken) -> None:
     await replaced(broken.stack)
     request = baton_pb2.GenerateRequest(text="hello", sampling=baton_pb2.SamplingParams(max_tokens=8))
     unknown = f"{int(broken.started.resume_token, 16) ^ 1:0{len(broken.started.resume_token)}x}"

@@ -11,13 +11,7 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from huggingface_hub.utils import filter_repo_objects
 
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
-from baton.text.model_folder import (
-    NoSuchModel,
-    check_complete,
-    check_config,
-    find_adapter_folder,
-    find_model_folder,
-)
+from baton.text.model_folder import NoSuchModel, check_complete, check_config, find_adapter_folder, find_model_folder
 from baton.text.weight_files import INDEX_FILE, SINGLE_FILE, has_weights, weight_files
 
 GGUF = Path(__file__).parents[1] / "fixtures" / "gguf"

@@ -55,9 +55,7 @@ async def reading(timeout_s: float) -> AsyncIterator[tuple[Peers, torch.Tensor]]
     await peers.close()
 
 
-async def test_source_killed_in_mid_transfer_is_named_and_the_next_one_pairs(
-    sources: tuple[Source, Source],
-) -> None:
+async def test_source_killed_in_mid_transfer_is_named_and_the_next_one_pairs(sources: tuple[Source, Source]) -> None:
     dying, living = sources
     expected = pool_bytes().view(BLOCKS, BLOCK_BYTES).flip(0)
     async with reading(TIMEOUT_S) as (peers, pool):

@@ -35,9 +35,7 @@ def offers_only(pair: RealPair, most_blocks: int) -> Any:
     return undo
 
 
-async def test_answer_over_kv_of_two_attempts_is_exact(
-    checkpoint: Path,
-) -> None:
+async def test_answer_over_kv_of_two_attempts_is_exact(checkpoint: Path) -> None:
     async with real_pair(checkpoint) as pair:
         reader: TransferReader = pair.decode.reader
         reader._confirm_period_s = 0.01

@@ -219,10 +219,7 @@ def fitting_lengths(options: CurvesOptions, folder: Path) -> list[int]:
 
 def best_of(one: Limits, other: Limits) -> Limits:
     """Return the better value of each limit, since other processes can only slow a measurement down."""
-    return Limits(
-        max(one.read_bytes_per_s, other.read_bytes_per_s),
-        max(one.flop_per_s, other.flop_per_s),
-    )
+    return Limits(max(one.read_bytes_per_s, other.read_bytes_per_s), max(one.flop_per_s, other.flop_per_s))
 
 
 class _Measurer:

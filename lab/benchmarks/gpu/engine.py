@@ -24,16 +24,7 @@ from baton.engine.scheduler.sequences import TokenMade
 from baton.kernels.types import KvPages
 from baton.lab.benchmarks.gpu.compilations import compilations
 from baton.lab.benchmarks.gpu.drawn import drawn_model
-from baton.lab.benchmarks.gpu.row import (
-    Bound,
-    Figure,
-    GpuRow,
-    Setting,
-    at_least,
-    at_most,
-    copy_bytes_per_s,
-    said_copy,
-)
+from baton.lab.benchmarks.gpu.row import Bound, Figure, GpuRow, Setting, at_least, at_most, copy_bytes_per_s, said_copy
 
 BLOCK_TOKENS = 32
 SKIPPED_STEPS = 16  # warm-up steps

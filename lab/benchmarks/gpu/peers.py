@@ -18,15 +18,7 @@ import torch
 from baton.engine.sampling.params import SamplingParams
 from baton.kernels.attention import paged_prefills
 from baton.kernels.types import PrefillChunks
-from baton.lab.benchmarks.gpu.attention import (
-    BLOCK_TOKENS,
-    HEAD_DIM,
-    HEADS,
-    KV_HEADS,
-    SCORING,
-    Contexts,
-    contexts,
-)
+from baton.lab.benchmarks.gpu.attention import BLOCK_TOKENS, HEAD_DIM, HEADS, KV_HEADS, SCORING, Contexts, contexts
 from baton.lab.benchmarks.gpu.drawn import write_checkpoint
 from baton.lab.benchmarks.gpu.engine import DrawnEngine, EngineWork
 from baton.lab.benchmarks.gpu.row import AbsentError, Figure, GpuRow, Setting, at_least, seconds

@@ -6,15 +6,7 @@ import sys
 
 from tqdm import tqdm
 
-from baton.lab.benchmarks.serve.load import (
-    Job,
-    Metrics,
-    RandomJobs,
-    ServiceLoad,
-    Spread,
-    measure,
-    poisson_arrivals_s,
-)
+from baton.lab.benchmarks.serve.load import Job, Metrics, RandomJobs, ServiceLoad, Spread, measure, poisson_arrivals_s
 from baton.lab.benchmarks.serve.targets import opened
 from baton.lab.commands.bench_options import ServeBenchOptions
 from baton.lab.report.result import Columns, make_result, table

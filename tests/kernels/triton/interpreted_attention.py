@@ -185,13 +185,7 @@ def test_prefill_reads_every_format(stored: torch.dtype, computed: torch.dtype) 
 
 @pytest.mark.parametrize(
     ("name", "start", "tokens"),
-    [
-        ("window", 0, 30),
-        ("wide window", 33, 45),
-        ("softcap", 64, 3),
-        ("sinks", 20, 40),
-        ("all", 11, 30),
-    ],
+    [("window", 0, 30), ("wide window", 33, 45), ("softcap", 64, 3), ("sinks", 20, 40), ("all", 11, 30)],
 )
 def test_prefill_scores_as_told(name: str, start: int, tokens: int) -> None:
     pool = PagedPool(torch.float32, 2, 5, 16)

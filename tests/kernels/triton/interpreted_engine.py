@@ -59,13 +59,7 @@ def test_quantised_model_answers_as_with_its_weights_spelled_out(
 
 @pytest.mark.parametrize(
     ("family", "quantize"),
-    [
-        ("mixtral", "none"),
-        ("mixtral", "int4"),
-        ("deepseek_v3", "none"),
-        ("gpt_oss", "none"),
-        ("gpt_oss", "mxfp4"),
-    ],
+    [("mixtral", "none"), ("mixtral", "int4"), ("deepseek_v3", "none"), ("gpt_oss", "none"), ("gpt_oss", "mxfp4")],
 )
 def test_experts_together_answer_as_experts_apart(family: str, quantize: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, family, **EXPERTS.get(family, SMALL))
@@ -135,13 +129,7 @@ def noted_kernels(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 @pytest.mark.parametrize(
     ("family", "quantize"),
-    [
-        ("llama", "fp8"),
-        ("mixtral", "int8"),
-        ("qwen3_moe", "none"),
-        ("deepseek_v3", "fp8"),
-        ("gpt_oss", "none"),
-    ],
+    [("llama", "fp8"), ("mixtral", "int8"), ("qwen3_moe", "none"), ("deepseek_v3", "fp8"), ("gpt_oss", "none")],
 )
 def test_launches_of_a_step_do_not_depend_on_its_numbers(
     family: str, quantize: str, tmp_path: Path, noted_kernels: list[object]

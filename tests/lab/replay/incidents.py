@@ -10,13 +10,7 @@ from baton.engine.runner.step_records import results_digest
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.budget import StepBudget
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.lab.replay.record import (
-    IncidentRecord,
-    RecordedPlacement,
-    RecordedRequest,
-    RecordedTokens,
-    RouterSettings,
-)
+from baton.lab.replay.record import IncidentRecord, RecordedPlacement, RecordedRequest, RecordedTokens, RouterSettings
 from baton.lab.replay.steps import StepComposition, block_name
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.fleet.wire import sampling_message

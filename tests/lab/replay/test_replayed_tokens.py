@@ -20,14 +20,7 @@ from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 from baton.router.types.worker import Adapter
 from baton.text.structured.output import StructuredKind, StructuredOutput
 from tests.fixtures.paged import PagedModel
-from tests.lab.replay.incidents import (
-    BLOCK_TOKENS,
-    computed_steps_of,
-    placed,
-    record_of,
-    recorded_request,
-    with_tokens,
-)
+from tests.lab.replay.incidents import BLOCK_TOKENS, computed_steps_of, placed, record_of, recorded_request, with_tokens
 
 SHARED = tuple(range(100, 108))  # no block of r-0
 SAMPLED = 2  # number of the request that is not greedy

@@ -6,15 +6,7 @@ from typing import Any
 import pytest
 
 from baton.engine.request import Chunk, Plan, Sample, SamplingParams
-from baton.lab.sizing.costs import (
-    BY_BATCH,
-    BY_CONTEXT,
-    BY_PROMPT,
-    Curve,
-    CurvesError,
-    MeasuredCosts,
-    read_costs,
-)
+from baton.lab.sizing.costs import BY_BATCH, BY_CONTEXT, BY_PROMPT, Curve, CurvesError, MeasuredCosts, read_costs
 
 PARAMS = SamplingParams(max_tokens=8)
 

@@ -101,10 +101,7 @@ async def test_provider_tools_and_their_blocks_are_left_out_and_listed(gateway: 
     found = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
     answer = [{"type": "redacted_thinking", "data": "x"}, search, found, {"type": "text", "text": "done"}]
     tools = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}, BASH]
-    turns: list[dict[str, Any]] = [
-        {"role": "assistant", "content": answer},
-        {"role": "user", "content": "go on"},
-    ]
+    turns: list[dict[str, Any]] = [{"role": "assistant", "content": answer}, {"role": "user", "content": "go on"}]
 
     ignored = await listed(gateway, ANTHROPIC, claude(*turns, tools=tools))
 
@@ -202,10 +199,7 @@ async def test_hundreds_of_tools_are_accepted(gateway: Gateway) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        (
-            ANTHROPIC,
-            {"content": [{"type": "image", "source": {"type": "base64", "data": ""}}]},
-        ),
+        (ANTHROPIC, {"content": [{"type": "image", "source": {"type": "base64", "data": ""}}]}),
         (CHAT, {"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}),
         (RESPONSES, {"content": [{"type": "input_image", "image_url": "data:"}]}),
     ],

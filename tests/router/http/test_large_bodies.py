@@ -12,12 +12,7 @@ from baton.process.helper import Buffer, HelperBusy, HelperFailed
 from baton.router.http import parse_process
 from baton.router.http.edge.exchange import BodyReader
 from baton.router.http.edge.problem import Problem
-from baton.router.http.messages import (
-    MESSAGES,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-)
+from baton.router.http.messages import MESSAGES, ChatRequest, CompletionRequest, DetokenizeRequest
 from baton.router.http.parse import SMALL_BYTES, parse
 from baton.router.http.parse_process import pack, unpack
 from baton.router.http.responses.bodies import ResponseRequest
@@ -30,10 +25,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 SAID = [{"role": "user", "content": f"{index} \u4e2d\n\U0001f600"} for index in range(1000)]
 
 LARGE: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
-    "text": (
-        CompletionRequest,
-        {"prompt": 'wo"rd\\\n\u4e2d' * 20_000, "seed": 2**64 - 1, "metadata": {"a": [1] * 9}},
-    ),
+    "text": (CompletionRequest, {"prompt": 'wo"rd\\\n\u4e2d' * 20_000, "seed": 2**64 - 1, "metadata": {"a": [1] * 9}}),
     "texts": (CompletionRequest, {"prompt": ["a" * 9000, "", "\u4e2d" * 9000], "stop": ["x"] * 600}),
     "token ids": (CompletionRequest, {"prompt": [*range(2000), 2**32 - 1], "logit_bias": {"5": 1.5}}),
     "lists of token ids": (CompletionRequest, {"prompt": [[1] * 600, [], [2, 3]]}),

@@ -119,9 +119,7 @@ def test_names_are_the_same_in_both_formats() -> None:
         assert '\nbaton:x_seconds_bucket{a="1",le="0.1"} 2.0' in exposition(registry(), accept).body.decode()
 
 
-async def test_desired_replicas_equal_present_workers_after_a_start(
-    gateway: Gateway,
-) -> None:
+async def test_desired_replicas_equal_present_workers_after_a_start(gateway: Gateway) -> None:
     shown = dict[str, float]()
     async with asyncio.timeout(10.0):
         while set(shown) != {"prefill", "decode"}:

@@ -166,10 +166,7 @@ RESPONSES_ROWS: Rows = [
 ]  # fmt: skip
 ANTHROPIC_ROWS: Rows = [
     ({"tbt_slo_ms": 0}, "tbt_slo_ms"),
-    (
-        {"messages": parts("assistant", {"type": "tool_use", "id": "1", "name": "f", "input": {}})},
-        "messages[0].role",
-    ),
+    ({"messages": parts("assistant", {"type": "tool_use", "id": "1", "name": "f", "input": {}})}, "messages[0].role"),
     ({"messages": [{"role": "critic", "content": "I"}]}, "messages[0].role"),
     ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"messages": parts("user", {"text": "x"})}, "messages[0].content[0].type"),

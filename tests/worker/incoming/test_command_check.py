@@ -100,10 +100,7 @@ def test_command_within_bounds_passes(command: session_pb2.ConnectRequest) -> No
         ("sampling.temperature", start(sampling=sampling(temperature=math.inf))),
         ("sampling.beam_stop", start(sampling=sampling(beam_stop=9))),
         ("sampling.structured.kind", start(sampling=sampling(structured=sampling_pb2.StructuredOutput(kind=77)))),  # type: ignore[arg-type]
-        (
-            "pooling.head_token_ids",
-            start(pooling=pooled(head_token_ids=[VOCAB + 5])),
-        ),
+        ("pooling.head_token_ids", start(pooling=pooled(head_token_ids=[VOCAB + 5]))),
         ("pooling.second_from", start(pooling=pooled(second_from=10))),
         ("kept_session.id", start(kept_session=kept_session_pb2.KeptSession(id=bytes(3)))),
         ("kept_session.keep_for_s", start(kept_session=kept_session_pb2.KeptSession(id=ID, keep_for_s=math.nan))),

@@ -37,9 +37,7 @@ async def test_memory_blocks_are_restored_without_reading_files(tmp_path: Path) 
         assert stack.tier.state.reads
 
 
-async def test_files_keep_blocks_over_a_restart_and_memory_has_them_after_a_load(
-    tmp_path: Path,
-) -> None:
+async def test_files_keep_blocks_over_a_restart_and_memory_has_them_after_a_load(tmp_path: Path) -> None:
     async with tier_stack(tmp_path, memory_blocks=MEMORY_BLOCKS) as stack:
         await stack.publish(HASHES)
     async with tier_stack(tmp_path, memory_blocks=MEMORY_BLOCKS) as stack:

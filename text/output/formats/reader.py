@@ -9,15 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Sequence
 
-from baton.text.output.pieces import (
-    CallArguments,
-    CallStart,
-    OutputPiece,
-    Schemas,
-    Thought,
-    beginning_of,
-    new_id,
-)
+from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Schemas, Thought, beginning_of, new_id
 from baton.text.output.tool_calls import CallObject, NotACall
 
 SPACE = " \t\r\n"

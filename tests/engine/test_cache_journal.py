@@ -24,15 +24,6 @@ def test_journal_begins_with_present_hashes_and_continues_with_changes() -> None
     assert journal.take() is None
 
 
-def test_hash_added_and_removed_between_reads_is_reported_removed() -> None:
-    pool = BlockPool(1)
-    journal = pool.keep_journal()
-    cached(pool, [A])
-    pool.allocate(1)
-    changes = journal.take()
-    assert changes is not None and (changes.stored, changes.evicted) == ((), (A,))
-
-
 def test_hash_stored_twice_is_reported_once() -> None:
     pool = BlockPool(4)
     journal = pool.keep_journal()

@@ -14,10 +14,6 @@ def pool():
     pool.check_conservation()
 
 
-def test_fresh_pool_is_free(pool):
-    assert pool.counts == BlockCounts(total=4, free=4, cached=0, held=0)
-
-
 def test_allocation_gives_distinct_neighbouring_blocks(pool):
     assert pool.allocate(3) == [0, 1, 2]
     assert pool.counts == BlockCounts(total=4, free=1, cached=0, held=3)
@@ -29,15 +25,6 @@ def test_allocation_is_all_or_nothing(pool):
         pool.allocate(2)
     assert (refusal.value.wanted, refusal.value.available) == (2, 1)
     assert pool.counts.free == 1
-
-
-def test_shared_block_is_free_only_after_its_last_reader(pool):
-    [block] = pool.allocate(1)
-    pool.share(block)
-    pool.release(block)
-    assert pool.counts.held == 1
-    pool.release(block)
-    assert pool.counts.free == 4
 
 
 def test_free_block_cannot_be_released_shared_or_published(pool):
@@ -94,14 +81,6 @@ def test_table_numbers_of_a_running_step_do_not_change() -> None:
     assert tuple(table.numbers) == table.blocks != tuple(before)
 
 
-def test_fork_shares_its_blocks(pool):
-    table = BlockTable(pool, pool.allocate(2))
-    fork = table.fork(1)
-    table.release()
-    assert fork.blocks == (0,)
-    assert pool.counts.held == 1
-
-
 def test_own_column_is_unknown_once_its_block_is_shared(pool):
     table = BlockTable(pool, pool.allocate(1))
     assert table.own_column is None
@@ -110,15 +89,6 @@ def test_own_column_is_unknown_once_its_block_is_shared(pool):
     table.fork(1)
     assert table.own_column is None
     assert table.grow(1, 4) == [BlockCopy(source=0, destination=1)]
-
-
-def test_shared_block_is_copied_before_it_is_written(pool):
-    table = BlockTable(pool, pool.allocate(2))
-    fork = table.fork(2)
-    assert fork.make_writable(1) == [BlockCopy(source=1, destination=2)]
-    assert fork.blocks == (0, 2)
-    assert table.make_writable(1) == [], "the other reader has left"
-    assert table.blocks == (0, 1)
 
 
 def test_acquiring_takes_nothing_where_room_is_short(pool):

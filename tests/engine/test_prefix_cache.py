@@ -32,36 +32,10 @@ def known(pool: BlockPool, hashes: Sequence[bytes]) -> int:
     return len(blocks)
 
 
-def test_published_block_stays_cached_after_its_last_reader(pool):
-    cached_chain(pool, [b"a", b"b"])
-    assert pool.counts == BlockCounts(total=6, free=4, cached=2, held=0)
-
-
 def test_lookup_finds_the_longest_prefix_and_holds_it(pool):
     cached_chain(pool, [b"a", b"b"])
     assert pool.lookup([b"a", b"b", b"c"]) == [0, 1]
     assert pool.counts == BlockCounts(total=6, free=4, cached=0, held=2)
-
-
-def test_lookup_stops_at_the_first_unknown_hash(pool):
-    cached_chain(pool, [b"a", b"b"])
-    assert pool.lookup([b"x", b"b"]) == []
-
-
-def test_block_still_held_is_shared_by_lookup(pool):
-    table = held_chain(pool, [b"a"])
-    assert pool.lookup([b"a"]) == [0]
-    table.release()
-    assert pool.counts.held == 1
-
-
-def test_first_block_of_a_hash_stays(pool):
-    held_chain(pool, [b"a"])
-    [second] = pool.allocate(1)
-    pool.publish(second, b"a", None)
-    assert pool.lookup([b"a"]) == [0]
-    pool.release(second)
-    assert pool.counts.cached == 0, "the second block was never cached"
 
 
 def test_block_has_one_hash_only(pool):

@@ -98,17 +98,6 @@ def test_answer_of_another_router_goes_on_from_what_the_client_has(
     assert runner.run(once(drawn, received)) == whole
 
 
-async def test_each_unfinished_choice_goes_on_by_itself() -> None:
-    request = request_of(n=3, max_tokens=12, stop_token_ids=())
-    world = World([Fate(outputs=7)])
-    await read(generation_of(request, scheduling_of(world)), 3)
-    whole, *parts = world.dispatched
-    assert whole is request
-    assert [(part.first_choice, part.answered_tokens, part.sampling.n) for part in parts] == [
-        (0, 3, 1), (1, 2, 1), (2, 2, 1)
-    ]  # fmt: skip
-
-
 async def test_answer_without_delivered_tokens_begins_again() -> None:
     request = request_of(n=3)
     world = World([Fate(outputs=0, with_first_step=False)])

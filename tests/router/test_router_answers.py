@@ -83,20 +83,6 @@ async def test_an_answer_that_ends_at_its_first_token_cancels_decode(stack: Stac
     assert cancel.attempt_id == start.attempt_id
 
 
-async def test_the_second_token_may_overtake_the_first(stack: Stack) -> None:
-    await stack.ready()
-    stack.pair.manual = True
-    answer = asyncio.create_task(stack.generate(max_tokens=3))
-    attempt_id = (await stack.decode.received("start")).attempt_id
-    a, b, c = encode("abc")
-    stack.pair.step(attempt_id, 1, [b])
-    stack.pair.step(attempt_id, 1, [b])
-    stack.pair.step(attempt_id, 2, [c], end=session_pb2.END_REASON_LENGTH)
-    stack.pair.landed(attempt_id)
-    stack.pair.first_step(attempt_id, [a])
-    assert text_of(await answer) == "abc"
-
-
 async def test_the_first_token_goes_out_before_the_kv_has_landed(stack: Stack) -> None:
     await stack.ready()
     stack.pair.manual = True

@@ -121,32 +121,6 @@ async def test_the_last_failure_becomes_a_status(stack: Stack) -> None:
     await idle(stack)
 
 
-async def test_a_failed_transfer_is_tried_once_more(stack: Stack) -> None:
-    await stack.ready()
-    stack.pair.manual = True
-    answer = asyncio.create_task(stack.generate(max_tokens=2))
-    first = await stack.decode.received("start")
-    stack.decode.fail(first.attempt_id, session_pb2.FAILURE_REASON_TRANSFER)
-    second = await stack.decode.received("start", 2)
-    assert second.attempt_id != first.attempt_id
-    assert second.transfer_id != first.transfer_id
-    stack.pair.first_step(first.attempt_id, encode("x"))  # of the attempt that is over: dropped
-    stack.pair.first_step(second.attempt_id, encode("a"))
-    stack.pair.landed(second.attempt_id)
-    stack.pair.step(second.attempt_id, 1, encode("b"), end=session_pb2.END_REASON_LENGTH)
-    assert text_of(await answer) == "ab"
-
-
-async def test_prefills_troubles_do_not_matter_once_the_kv_has_landed(stack: Stack) -> None:
-    call, attempt_id = await begun(stack)
-    stack.pair.landed(attempt_id)
-    stack.pair.step(attempt_id, 1, encode("b"))
-    assert (await call.read()).delta.text == "b"
-    stack.prefill.fail(attempt_id, session_pb2.FAILURE_REASON_TRANSFER)
-    stack.pair.step(attempt_id, 2, encode("c"), end=session_pb2.END_REASON_LENGTH)
-    assert (await call.read()).delta.text == "c"
-
-
 @pytest.mark.parametrize("settings", [{"attempts": 1}], indirect=True)
 @pytest.mark.parametrize("dies", ["prefill", "decode"])
 async def test_a_worker_that_dies_mid_answer_is_noticed_before_its_sessions_grace(stack: Stack, dies: str) -> None:
@@ -159,30 +133,6 @@ async def test_a_worker_that_dies_mid_answer_is_noticed_before_its_sessions_grac
     assert detail(error, error_details_pb2.ErrorInfo).reason == "WORKER_LOST"
     assert detail(error, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() > 0
     await stack.until(lambda status: not status.ready)
-
-
-@pytest.mark.parametrize("settings", [{"attempts": 1, "session_silence_s": 1.0}], indirect=True)
-async def test_a_worker_that_falls_silent_is_noticed(stack: Stack) -> None:
-    call, _ = await under_way(stack)
-    began_s = time.monotonic()
-    stack.decode.silent = True
-    error = await refusal(call)
-    assert time.monotonic() - began_s < NOTICED_S
-    assert detail(error, error_details_pb2.ErrorInfo).reason == "WORKER_LOST"
-
-
-async def test_a_restarted_worker_serves_again(stack: Stack) -> None:
-    await stack.ready()
-    port = stack.decode.port
-    await stack.decode.stop()
-    stack.decode.forget_sessions()
-    stack.decode.epoch = 2
-    await stack.until(lambda status: not status.ready)
-    await stack.decode.start(port)
-    assert text_of(await stack.generate(max_tokens=3)) == "hel"
-    status = await stack.status()
-    assert status.ready
-    assert 2 in {worker.epoch for worker in status.workers}
 
 
 async def test_a_connection_that_breaks_and_comes_back_loses_nothing(

@@ -191,14 +191,3 @@ async def test_a_second_attempt_with_another_first_token_ends_the_request(stack:
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert detail(error, error_details_pb2.ErrorInfo).reason == "NOT_REPEATED"
     await idle(stack)
-
-
-@LOCAL
-async def test_a_prefill_worker_that_dies_after_the_first_token_is_not_needed_again(stack: Stack) -> None:
-    await stack.until(lambda status: all(worker.connected for worker in status.workers) and not status.detail)
-    call, _ = await begun(stack)
-    stack.pair.manual = False
-    stack.pair.script = lambda prompt, choice: encode("abc")
-    await stack.prefill.stop()
-    texts = [(await call.read()).delta.text for _ in range(2)]
-    assert texts == ["b", "c"]

@@ -109,14 +109,6 @@ async def test_an_answer_of_a_worker_that_hangs_goes_on_and_its_late_output_is_d
     assert text_of(await answer) == "hellohel"
 
 
-async def test_the_answer_of_a_draining_worker_goes_on_elsewhere_at_once(stack: Stack) -> None:
-    answer, start = await cut(stack, 4, max_tokens=8)
-    stack.decode.fail(start.attempt_id, session_pb2.FAILURE_REASON_DRAINING)
-    again = await replayed(stack)  # as soon as it reports that it does not drain
-    assert again.answered_tokens == 4
-    assert text_of(await answer) == "hellohel"
-
-
 @pytest.mark.parametrize("settings", [{"no_prefill_worker": "local"}], indirect=True)
 async def test_where_prefill_died_decode_computes_the_prompt_itself(stack: Stack) -> None:
     call, _ = await begun(stack)
@@ -131,14 +123,6 @@ async def test_where_prefill_died_decode_computes_the_prompt_itself(stack: Stack
         responses.append(response)
     assert text_of(responses) == 49 * "b"
     await stack.prefill.start(stack.prefill.port)
-
-
-async def test_logprobs_and_stop_strings_do_not_notice(stack: Stack) -> None:
-    answer, _ = await cut(stack, 3, max_tokens=30, stop=["loh"])
-    await restart(stack)
-    responses = await answer
-    assert text_of(responses) == "hel"
-    assert responses[-1].finished.stop_text == "loh"
 
 
 @pytest.mark.parametrize("settings", [{"max_wait_s": 1.0}], indirect=True)

@@ -150,14 +150,6 @@ async def test_nonfinite_prompt_fails_alone() -> None:
         await worker.has_answer(2)
 
 
-async def test_token_that_the_model_does_not_have_is_refused() -> None:
-    async with alone() as worker:
-        command = start_command(1, b"", "")
-        command.token_ids[3] = 1000
-        await worker.router.send(start=command)
-        assert (await worker.router.one("failed", 1)).reason == session_pb2.FAILURE_REASON_INVALID
-
-
 @pytest.mark.parametrize("host_slots", [0, BLOCKS])
 async def test_answers_that_outgrow_the_pool_are_preempted_and_complete(host_slots: int) -> None:
     async with alone(host_slots=host_slots, chunk_tokens=64) as worker:
@@ -207,11 +199,3 @@ async def test_mean_pooling_ignores_the_cache_and_waits_for_answers() -> None:
         assert list((await worker.router.one("first_step", 2)).pooled) == pytest.approx([50.5, 1.0])
         for choice in range(4):
             await worker.has_answer(1, choice, tokens=4, max_tokens=20)
-
-
-async def test_unknown_kind_of_vector_is_rejected_by_name() -> None:
-    async with alone() as worker:
-        await worker.ask(1, max_tokens=1, pooling=session_pb2.Pooling(kind=99))  # type: ignore[arg-type]
-        failed = await worker.router.one("failed", 1)
-        assert failed.reason == session_pb2.FAILURE_REASON_INVALID
-        assert failed.message == "pooling.kind: number 99 is not known here"

@@ -281,14 +281,6 @@ async def test_without_being_asked_no_logprobs_come() -> None:
         assert not any(output.logprobs or output.top_token_ids for output in both.router.outputs(1))
 
 
-async def test_sampling_value_without_meaning_is_named() -> None:
-    async with pair() as both:
-        await both.router.send(start=start_command(1, b"1" * 16, both.prefill.endpoint, sampling={"typical_p": 2.0}))
-        failed = await both.router.one("failed", 1)
-        assert failed.reason == session_pb2.FAILURE_REASON_INVALID
-        assert "typical_p" in failed.message
-
-
 async def test_router_without_a_common_protocol_is_rejected_with_both_versions() -> None:
     async with running(DecodeStack()) as decode, grpc.aio.insecure_channel(decode.endpoint) as channel:
         call = session_pb2_grpc.SessionServiceStub(channel).Connect()

@@ -99,33 +99,6 @@ async def test_uncomputable_prompt_is_rejected_and_its_reader_informed(wrong: di
         assert stack.table.snapshot(identity).dropped
 
 
-async def test_two_routers_may_use_the_same_attempt_id() -> None:
-    async with (
-        running(PrefillStack()) as stack,
-        SessionClient(stack.endpoint) as one,
-        SessionClient(stack.endpoint) as other,
-    ):
-        kept = transfer_id()
-        await one.send(prefill=prompt_command(1, transfer_id()))
-        await other.send(prefill=prompt_command(1, kept))
-        await one.one("first_step", 1)
-        await other.one("first_step", 1)
-        await one.cancel(1)
-        await eventually(lambda: stack.counts.held == 3)
-        assert await close(stack, kept)
-
-
-async def test_repeated_attempt_starts_once() -> None:
-    async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
-        await router.send(prefill=prompt_command(1, transfer_id()))
-        await router.send(prefill=prompt_command(1, transfer_id()))
-        await router.send(prefill=prompt_command(2, transfer_id()))
-        await router.one("first_step", 2)
-        assert len(router.about("first_step", 1)) == 1
-        await router.cancel(1)
-        await router.cancel(2)
-
-
 async def test_transfer_id_in_use_is_rejected_without_harm_to_its_owner() -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
         identity = transfer_id()
@@ -154,21 +127,6 @@ async def test_lease_of_unread_kv_expires() -> None:
         await stack.all_free()
         assert stack.table.counters.expired == 1
         assert not await close(stack, identity)
-
-
-async def test_reconnecting_router_gets_missed_events() -> None:
-    async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
-        identity = transfer_id()
-        stack.runner.hold()
-        await router.send(prefill=prompt_command(1, identity))
-        await eventually(stack.runner.stepping.is_set)
-        await router.disconnect()
-        stack.runner.let_go()
-        await eventually(lambda: stack.loop.load.held_by_transfers == 3)
-        await router.connect()
-        assert router.welcome is not None and router.welcome.resumed
-        await router.one("first_step", 1)
-        assert await close(stack, identity)
 
 
 async def test_prompts_of_a_router_that_stays_away_are_forgotten() -> None:

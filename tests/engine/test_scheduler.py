@@ -175,10 +175,7 @@ def test_fetched_blocks_wait_for_the_prompt_that_they_were_fetched_for(make: Mak
     assert incoming is not None
     scheduler.batch.end_fetch(incoming, blocks=2)
     assert scheduler.pool.order.awaited_blocks == 2
-    assert (
-        scheduler.batch.begin_take_over([b"x", b"y", b"z"])
-        is None
-    ), "they are not spare"
+    assert scheduler.batch.begin_take_over([b"x", b"y", b"z"]) is None, "they are not spare"
     assert scheduler.batch.begin_fetch([b"one", b"two"], lambda lacking: True) is None, "nothing is lacking"
 
 

@@ -4,9 +4,9 @@ import math
 from unittest.mock import patch
 
 from baton.lab.planning import planner
-from baton.lab.planning.planner import FIXED, REPLICAS, ROLES, PlannerCase, picture, run_case
 from baton.lab.planning.loads import ANSWERS, BALANCED, LOADS, SLOW, SPREAD, steps
 from baton.lab.planning.operation import RoleChange, followed_s, reversals, turns
+from baton.lab.planning.planner import FIXED, REPLICAS, ROLES, PlannerCase, picture, run_case
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.planner import AVERAGED, PlannerTiming
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from baton.lab.benchmarks.gpu.drawn import write_checkpoint
 from baton.lab.benchmarks.gpu.row import AbsentError, Figure, GpuRow, Setting, at_most, copy_bytes_per_s
-from baton.lab.benchmarks.gpu.worker_pair import (
+from baton.lab.benchmarks.transfer.worker_pair import (
     BLOCK_TOKENS,
     PairAnswer,
     PairSession,

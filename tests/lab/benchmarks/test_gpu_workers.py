@@ -13,7 +13,7 @@ import torch
 
 from baton.lab.benchmarks.gpu import workers
 from baton.lab.benchmarks.gpu.row import Setting
-from baton.lab.benchmarks.gpu.worker_pair import BLOCK_TOKENS
+from baton.lab.benchmarks.transfer.worker_pair import BLOCK_TOKENS
 
 QUIET_S, SATURATED_S = 0.010, 0.011
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.lab.benchmarks.gpu.worker_pair import worker_process
+from baton.lab.benchmarks.transfer.worker_pair import worker_process
 
 
 def test_worker_that_does_not_stop_is_killed_and_costs_no_figure(
@@ -22,7 +22,7 @@ def test_worker_that_does_not_stop_is_killed_and_costs_no_figure(
 
 def test_worker_has_its_own_environment(tmp_path: Path) -> None:
     said = tmp_path / "said"
-    command = ("sh", "-c", 'echo "$SHARE" > "$0"', str(said))
-    with worker_process("prefill", tmp_path, within=command, environment={"SHARE": "75"}) as worker:
+    command = ("sh", "-c", 'echo "$SHARE of $OMP_NUM_THREADS" > "$0"', str(said))
+    with worker_process("prefill", tmp_path, within=command, environment={"SHARE": "75"}, threads=3) as worker:
         assert worker.process.wait(30) == 0
-    assert said.read_text() == "75\n"
+    assert said.read_text() == "75 of 3\n"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -20,14 +20,15 @@ import grpc
 from baton import IMPORT_PATH
 from baton.launch.paths import ROOT
 from baton.process.registry.redis_server import free_port
-from baton.process.security.tls import open_async_channel
+from baton.process.security.tls import InternalTls, open_async_channel
 from baton.process.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
 from baton.protos import sampling_pb2, session_pb2, session_pb2_grpc
+from baton.text.block_hash import HashChain
 
 START_S, ANSWER_S, STOP_S = 180.0, 300.0, 30.0
 BLOCK_TOKENS = 32
 TIME_LEFT_MS = 600_000
-HOST = "127.0.0.1"
+NO_ROOT = bytes(32)  # start of the hash chain of a request without adapter and cache salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +43,40 @@ def worker_process(
     role: str,
     model: Path,
     *flags: object,
+    marks: Path | None = None,
+    threads: int | None = None,
+    host: str = "127.0.0.1",
     within: Sequence[str] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
     stop_s: float = STOP_S,
 ) -> Iterator[StartedWorker]:
     """Run a worker until the `with` block is left, then stop it; kill it if that takes longer than `stop_s`.
 
-    `within`: command prefix. `environment`: variables in addition to those of this process.
+    `marks`: file for the stages of its hand-overs. `threads`: number of CPU threads. `within`: command prefix that
+    runs it on another host, with address `host`. `environment`: variables in addition to those of this process.
     """
     port = free_port()
-    fixed = ("--worker-id", f"{role}-{port}", "--host", HOST, "--port", port, "--model", model)
-    own = (*fixed, "--block-size", BLOCK_TOKENS, "--log-level", "warning", *flags)
-    command = [*within, sys.executable, "-P", "-m", f"baton.{role}_worker", *map(str, own)]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(IMPORT_PATH), **environment}, cwd=ROOT)
+    module = (
+        (f"baton.{role}_worker",) if marks is None else ("baton.lab.benchmarks.transfer.marked_worker", role, marks)
+    )
+    fixed = (
+        "--worker-id",
+        f"{role}-{port}",
+        "--host",
+        host,
+        "--port",
+        port,
+        "--model",
+        model,
+        "--block-size",
+        BLOCK_TOKENS,
+    )
+    command = [*within, sys.executable, "-P", "-m", *map(str, (*module, *fixed, "--log-level", "warning", *flags))]
+    threaded = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    ours = {**os.environ, "PYTHONPATH": str(IMPORT_PATH), **threaded, **environment}
+    process = subprocess.Popen(command, env=ours, cwd=ROOT)
     try:
-        yield StartedWorker(role, f"{HOST}:{port}", process)
+        yield StartedWorker(role, f"{host}:{port}", process)
     finally:
         process.terminate()
         try:
@@ -77,14 +97,15 @@ class Heard:
 class PairSession:
     """A router's session with one worker. `async with` connects, waiting until the worker has loaded."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, tls: InternalTls | None = None) -> None:
         self.endpoint = endpoint
+        self._tls = tls
         self._heard: defaultdict[tuple[str, int], asyncio.Queue[Heard]] = defaultdict(asyncio.Queue)
         self._sent = self._received = 0
         self._sending = asyncio.Lock()
 
     async def __aenter__(self) -> "PairSession":
-        self._channel = open_async_channel(self.endpoint, INTERNAL_CHANNEL_OPTIONS, None)
+        self._channel = open_async_channel(self.endpoint, INTERNAL_CHANNEL_OPTIONS, self._tls)
         await asyncio.wait_for(self._channel.channel_ready(), START_S)
         async with asyncio.timeout(START_S):
             while True:
@@ -152,13 +173,15 @@ class PairSession:
 _attempts = count(1)
 
 
-def make_command(tokens: list[int], answer_tokens: int) -> dict[str, Any]:
-    """Return the fields that the commands Prefill and Start share."""
+def make_command(tokens: list[int], answer_tokens: int, hashed: bool = True) -> dict[str, Any]:
+    """Return the fields that the commands Prefill and Start share. `hashed`: add block hashes for the cache."""
+    blocks = len(tokens) // BLOCK_TOKENS if hashed else 0
     return {
         "attempt_id": next(_attempts),
         "transfer_id": secrets.token_bytes(16),
         "token_ids": tokens,
         "sampling": sampling_pb2.Sampling(max_tokens=answer_tokens, n=1, top_p=1.0),
+        "block_hashes": HashChain(NO_ROOT, BLOCK_TOKENS).first(blocks, tokens),
         "time_left_ms": TIME_LEFT_MS,
     }
 
@@ -181,21 +204,25 @@ class PairAnswer:
 class WorkerPair:
     """Sends requests to a decode worker; the prefill worker, if there is one, computes prompts."""
 
-    def __init__(self, decode: PairSession, prefill: PairSession | None) -> None:
-        self._decode, self._prefill = decode, prefill
+    def __init__(self, decode: PairSession, prefill: PairSession | None, hashed: bool = False) -> None:
+        self._decode, self._prefill, self._hashed = decode, prefill, hashed
 
-    async def answer(self, tokens: int, answer_tokens: int, pulled: bool = True) -> PairAnswer:
+    async def answer(
+        self, tokens: int, answer_tokens: int, pulled: bool = True, on_token: Callable[[], None] | None = None
+    ) -> PairAnswer:
         """Answer a new random prompt. `pulled`: whether the decode worker pulls the prompt's KV.
 
         If `answer_tokens` is 1, the decode worker only copies the prompt, and `answer` does not wait for the copy.
+        `on_token` is called for each message of the decode worker with tokens.
         """
-        common = make_command(new_prompt(self._decode, tokens), answer_tokens)
+        common = make_command(new_prompt(self._decode, tokens), answer_tokens, self._hashed)
         attempt_id, sent, landed = common["attempt_id"], time.monotonic(), None
         if not pulled and self._prefill is not None:
             first = await self._prefill.prefill(session_pb2.Prefill(**common))
             return PairAnswer(common["token_ids"], list(first.event.outputs[0].token_ids), first.at - sent, [], landed)
         endpoint = "" if self._prefill is None else self._prefill.endpoint
-        await self._decode.send(start=session_pb2.Start(**common, prefill_endpoint=endpoint))
+        root = NO_ROOT if self._hashed else b""
+        await self._decode.send(start=session_pb2.Start(**common, prefill_endpoint=endpoint, cache_root=root))
         if self._prefill is not None:
             await self._prefill.send(prefill=session_pb2.Prefill(**common))
         first = await (self._prefill or self._decode).hear("first_step", attempt_id)
@@ -207,4 +234,6 @@ class WorkerPair:
             fresh = heard.event.token_ids[len(token_ids) - heard.event.offset :]  # decode repeats the first token
             token_ids += fresh
             times += [heard.at] * len(fresh)
+            if on_token is not None:
+                on_token()
         return PairAnswer(common["token_ids"], token_ids, first.at - sent, times, landed)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from baton.launch import CommandFailed
 from baton.process.registry.worker_record import AdapterFolder, parse_adapters
-from baton.text.gguf.header import SUFFIX
 from baton.text.host.files import FileRefused
-from baton.text.model_folder import check_complete, find_model_folder
+from baton.text.model_folder import check_complete, find_model_folder, name_of_model
 from baton.text.tokenizer.checkpoint_tokenizer import TokenizerRefused, read_tokenizer
 
 
@@ -41,14 +40,7 @@ def find_model(given: str | None, root: Path, scratch: Path, flag: str = "--mode
         check_complete(folder)
     except FileRefused as error:
         raise ModelNotUsable(str(error)) from error
-    return ModelSource(folder, _name_of(given))
-
-
-def _name_of(given: str) -> str:
-    path = Path(given).expanduser()
-    if path.suffix.lower() == SUFFIX and path.is_file():
-        return path.name[: -len(SUFFIX)]
-    return path.resolve().name if path.is_dir() else given
+    return ModelSource(folder, name_of_model(given))
 
 
 def find_folder(given: str, with_weights: bool = True, flag: str = "--model") -> Path:

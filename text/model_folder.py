@@ -1,7 +1,8 @@
 """Find the checkpoint folder of a model given as folder, GGUF file or Hugging Face id, for server, planner and offline.
 
 A Hugging Face id may name one of several GGUF files, as for llama.cpp and Ollama: `owner/name:Q4_K_M`, or
-`owner/name:file.gguf`. Formats of weights that run code when they are loaded are never downloaded.
+`owner/name:file.gguf`. A path may also be in the caches of the hub and of Ollama. Formats of weights that run code when
+they are loaded are never downloaded.
 """
 
 import glob
@@ -11,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from baton.text.gguf.folder import folder_of
-from baton.text.gguf.header import PART, SUFFIX
-from baton.text.host.files import FileRefused
+from baton.text.gguf.header import PART, PATTERN, SUFFIX, begins_as_gguf, has_gguf_suffix
+from baton.text.host.files import FileRefused, read_file, read_json, reading
 from baton.text.named_models import NAMED, fetch_named
 from baton.text.tokenizer.checkpoint_tokenizer import read_tokenizer
 from baton.text.tokenizer.convert import has_tokenizer
@@ -51,6 +52,10 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """Files to download of a LoRA adapter."""
 FILE_KINDS = {SAFETENSORS: "a file of weights", **dict.fromkeys(PICKLED, "a file of pickled weights")}
 USUAL_QUANTS = ("Q4_K_M", "Q8_0")  # taken if the id names no file, in this order
+HUB_FOLDER = "models--"  # beginning of the name of a repository's folder in the hub's cache
+MANIFESTS, BLOBS = "manifests", "blobs"  # folders of Ollama's models
+OLLAMA_WEIGHTS, OLLAMA_ADAPTER = "application/vnd.ollama.image.model", "application/vnd.ollama.image.adapter"
+OLLAMA_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class NoSuchModel(FileRefused):
@@ -66,9 +71,10 @@ def find_model_folder(given: str, with_weights: bool = True) -> Path:
     path = Path(given).expanduser()
     if given in NAMED and not path.exists():
         return folder_of(fetch_named(given))
-    if path.suffix.lower() == SUFFIX and path.is_file():
-        return folder_of(path)
+    if path.is_file() and (file := _gguf_file(path)) is not None:
+        return folder_of(file)
     if path.is_dir():
+        path = _snapshot(path)
         return _gguf_folder(path) or path.resolve()
     if path.exists():
         raise NoSuchModel(_file_instead(path))
@@ -77,6 +83,23 @@ def find_model_folder(given: str, with_weights: bool = True) -> Path:
         named = ", ".join(NAMED)
         raise NoSuchModel(f"there is no such folder, a hub id looks like owner/name, and named models are {named}")
     return _download(hub_id, chosen, with_weights)
+
+
+def name_of_model(given: str) -> str:
+    """Return the name of a model in requests: of a file or folder its name, in a cache the one by which it was fetched.
+
+    A name of the hub, and any other text, is returned as it is.
+    """
+    path = Path(given).expanduser()
+    if path.is_file():
+        if MANIFESTS in path.parts:
+            return f"{path.parent.name}:{path.name}"
+        return path.stem if has_gguf_suffix(path.name) else path.name
+    if not path.is_dir():
+        return given
+    path = path.resolve()
+    cached = [each.name for each in (path, *path.parents[:2]) if each.name.startswith(HUB_FOLDER)]
+    return cached[0].removeprefix(HUB_FOLDER).replace("--", "/", 1) if cached else path.name
 
 
 def find_adapter_folder(given: str) -> Path:
@@ -119,6 +142,36 @@ def check_config(folder: Path) -> None:
             f"{folder} is in Mistral's own format (params.json); give the checkpoint in Hugging Face's format"
         )
     raise NoSuchModel(f"{folder} is not a checkpoint: it has no config.json")
+
+
+def _gguf_file(path: Path) -> Path | None:
+    """Return the GGUF file at a path, or that of a manifest of Ollama's; None for another file. Raises: NoSuchModel."""
+    with reading(path, NoSuchModel):
+        if has_gguf_suffix(path.name) or begins_as_gguf(path):
+            return path
+        root = next((parent.parent for parent in path.parents if parent.name == MANIFESTS), None)
+        if root is None:
+            return None
+        layers = read_json(path, NoSuchModel, dict)["layers"]
+        digests = {layer["mediaType"]: layer["digest"] for layer in layers}
+        if OLLAMA_ADAPTER in digests:
+            raise NoSuchModel("has an adapter, which is not read; give the model without it, as a GGUF file")
+        digest = digests[OLLAMA_WEIGHTS]
+        if OLLAMA_DIGEST.fullmatch(digest) is None:
+            raise NoSuchModel(f"{OLLAMA_WEIGHTS} has the digest {digest!r}, which names no file")
+        return root / BLOBS / digest.replace(":", "-")
+
+
+def _snapshot(folder: Path) -> Path:
+    """Return the snapshot that `refs/main` names if `folder` is a repository's in the hub's cache, else `folder`."""
+    main = folder / "refs" / "main"
+    if not main.is_file() or not (folder / "snapshots").is_dir():
+        return folder
+    with reading(main, NoSuchModel):
+        snapshot = folder / "snapshots" / Path(read_file(main).decode().strip()).name
+    if not snapshot.is_dir():
+        raise NoSuchModel(f"{main}: names a snapshot that is not in {folder}; fetch the model again")
+    return snapshot
 
 
 def _gguf_folder(folder: Path) -> Path | None:
@@ -191,7 +244,7 @@ def _checkpoint(hub_id: str, with_weights: bool) -> Path | None:
     if not with_weights and (folder / "config.json").exists() and has_tokenizer(folder):
         return folder
     files = _files_of(hub_id)
-    has_gguf = any(name.endswith(SUFFIX) for name in files)
+    has_gguf = any(map(has_gguf_suffix, files))
     return None if has_gguf and not {SINGLE_FILE, INDEX_FILE} & set(files) else folder
 
 
@@ -207,8 +260,8 @@ def _files_of(hub_id: str) -> list[str]:
     except RepositoryNotFoundError:
         raise
     except (OSError, HTTPError):
-        folder = Path(snapshot_download(hub_id, allow_patterns=[f"*{SUFFIX}"], local_files_only=True))
-        return [str(path.relative_to(folder)) for path in folder.rglob(f"*{SUFFIX}")]
+        folder = Path(snapshot_download(hub_id, allow_patterns=[PATTERN], local_files_only=True))
+        return [str(path.relative_to(folder)) for path in folder.rglob(PATTERN)]
 
 
 def choose_gguf(files: Sequence[str], chosen: str) -> tuple[str, ...]:
@@ -219,7 +272,7 @@ def choose_gguf(files: Sequence[str], chosen: str) -> tuple[str, ...]:
     models: dict[str, list[str]] = {}
     for file in sorted(files):
         name = Path(file).name
-        if name.endswith(SUFFIX) and is_model(name):
+        if has_gguf_suffix(name) and is_model(name):
             part = PART.fullmatch(name)
             models.setdefault(f"{part[1]}{SUFFIX}" if part else name, []).append(file)
     if not models:

@@ -151,7 +151,7 @@ def read_pooler(folder: Path) -> Pooler:
     kind, stated = model_kind(config), config.get("hidden_size")
     size = stated if isinstance(stated, int) else None
     if kind is ModelKind.RERANKER:
-        return Pooler(score=head_score(config), size=size, kind=kind)
+        return Pooler(score=replace(head_score(config), pair=not _has_template(folder)), size=size, kind=kind)
     bare = Pooler(dimensions=tuple(config.get("matryoshka_dimensions") or ()), size=size, kind=kind)
     modules, prompts = folder / "modules.json", _prompts(folder)
     if modules.exists():
@@ -186,6 +186,12 @@ def _read_modules(folder: Path, bare: Pooler) -> Pooler:
                 raise PoolingRefused(f"modules.json: the module {kind} of the checkpoint is not served")
     made = replace(bare, pooling=pooling, normalises=normalises, score=score, prompts=prompts, dense=tuple(dense))
     return replace(made, size=dense[-1].outputs) if dense else made
+
+
+def _has_template(folder: Path) -> bool:
+    """Return whether a chat template joins query and document, as in rerankers that were made from a GGUF file."""
+    path = folder / "modules.json"
+    return path.exists() and any(str(each.get("type")).endswith("LogitScore") for each in read_modules(path))
 
 
 def _dense(config: Mapping[str, Any], folder: str, inputs: int | None) -> DenseModule:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from baton.text.gguf.header import SUFFIX, parts_of
+from baton.text.gguf.header import SUFFIX, has_gguf_suffix, parts_of
 from baton.text.host.files import FileRefused, check_fetched, read_json, reads
 
 SINGLE_FILE = "model.safetensors"
@@ -54,13 +54,13 @@ def gguf_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _gguf_models(folder: Path) -> list[Path]:
-    files = sorted(folder.glob(f"*{SUFFIX}"))
+    files = sorted(path for path in folder.glob("*") if has_gguf_suffix(path.name))
     return [path for path in files if is_model(path.name)] or files
 
 
 def is_model(name: str) -> bool:
     """Return whether a GGUF file with this name may contain a language model."""
-    return not any(part in name for part in NO_MODELS)
+    return not any(part in name.lower() for part in NO_MODELS)
 
 
 @reads(WeightsRefused)
@@ -82,10 +82,12 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         if found := gguf_files(folder):
             return found
         raise WeightsRefused(_instead(folder))
-    names = indexed_names(folder)
+    names, index = indexed_names(folder), folder / INDEX_FILE
     for name in names:
         if not (folder / name).is_file():
-            raise WeightsRefused(f"{folder / INDEX_FILE}: names {name!r}, which is not a file in this folder")
+            raise WeightsRefused(f"{index}: names {name!r}, which is not a file in this folder")
+        if Path(name).suffix.lower() in PICKLED:
+            raise WeightsRefused(f"{index}: names {name!r}, a file of pickled weights, {NOT_READ}; {CONVERT}")
     return tuple(folder / name for name in names)
 
 
@@ -93,8 +95,8 @@ def indexed_names(folder: Path) -> list[str]:
     """Return the paths, relative to the folder, of the files that its index names. Raises: WeightsRefused."""
     index = folder / INDEX_FILE
     weight_map = read_json(index, WeightsRefused, dict).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise WeightsRefused(f"{index}: weight_map is missing")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise WeightsRefused(f"{index}: weight_map is missing or empty")
     names = {os.path.relpath(folder / str(name), folder) for name in weight_map.values()}
     if outside := [name for name in sorted(names) if Path(name).parts[:1] == (os.pardir,)]:
         raise WeightsRefused(f"{index}: names {outside[0]!r}, which is not a file in this folder")

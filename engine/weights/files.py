@@ -22,10 +22,9 @@ from baton.engine.weights.formats import (
 from baton.engine.weights.gguf_file import CODED, PLAIN_DTYPES
 from baton.engine.weights.names import text_name
 from baton.engine.weights.weight import GROUP_INPUTS, is_quantisable
-from baton.text.gguf.header import SUFFIX as GGUF_SUFFIX
-from baton.text.gguf.header import GgufTensor, TensorType, read_header, read_model_header
+from baton.text.gguf.header import GgufTensor, TensorType, has_gguf_suffix, read_header, read_model_header
 from baton.text.host.files import reading, reads
-from baton.text.weight_files import is_gguf
+from baton.text.weight_files import has_weights, is_gguf
 from baton.text.weight_files import weight_files as weight_files_of
 
 SAMPLE_BYTES = 64 * 1024
@@ -73,7 +72,7 @@ def _file_digest(path: Path) -> bytes:
 
 def _header_bytes(path: Path) -> int:
     """Return the offset of the tensor data in a file, after its header. Raises: ModelError."""
-    if path.suffix == GGUF_SUFFIX:
+    if has_gguf_suffix(path.name):
         return read_header(path).size_bytes
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
@@ -94,6 +93,7 @@ EMBEDDINGS = (
 )
 HEADS = ("lm_head.weight", "output.weight")
 WORD_BYTES = 4
+PLAIN = ("F64", "F32", "F16", "BF16")  # dtypes of plain weights
 CODES = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I32", "U32")  # dtypes of quantised weights
 WEIGHTS = (".weight", ".qweight", ".weight_packed")
 STATES = " nor ".join((CONFIG_FILE, *SETTINGS_FILES))
@@ -228,6 +228,18 @@ def has_head(folder: Path) -> bool:
         return False
     names = {text_name(name) or "" for path in weight_files(folder) for name in read_safetensors_header(path)}
     return bool(names & set(HEADS)) and any(name.endswith(EMBEDDINGS) for name in names)
+
+
+@reads(ModelError)
+def stored_dtype(folder: Path) -> str | None:
+    """Return the name in safetensors of the first plain number type in the weights; None without such weights.
+
+    transformers chooses it if config.json has no dtype. Raises: ModelError.
+    """
+    if is_gguf(folder) or not has_weights(folder):
+        return None
+    tensors = read_safetensors_header(weight_files(folder)[0]).values()
+    return next((tensor.dtype for tensor in tensors if tensor.dtype in PLAIN), None)
 
 
 def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:

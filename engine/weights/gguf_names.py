@@ -14,6 +14,7 @@ TOP = {
     "model.norm_f": ("output_norm",),
     "model.embedding_norm": ("token_embd_norm", "output_norm"),
     "lm_head": ("output",),
+    "score": ("cls.output",),
     "model.embed_tokens_per_layer": ("per_layer_token_embd",),
     "model.per_layer_model_projection": ("per_layer_model_proj",),
     "model.per_layer_projection_norm": ("per_layer_proj_norm",),

@@ -471,6 +471,9 @@ class GgufWeights:
         latent = self._config.latent
         if latent is not None and names[0].endswith("kv_b_proj") and not self._has(f"{names[0]}.weight"):
             return self._expanded_latent(names[0], latent)
+        if names[0] == "score":  # of one label: the rows of "yes" and "no" are one number, see gguf/rerankers.py
+            yes, no = self.tensor("score.weight", 2, inputs, dtype=torch.float32)
+            return PlainWeight((yes - no)[None].to(self._dtype), None)
         for name, size in _split(names, sizes):
             tensor = self._find(f"{name}.weight", (size, inputs))
             own_bias = self.tensor(f"{name}.bias", size) if bias else None

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from baton.engine import LLM
+from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError
+from baton.engine.load import check_tensors
 from baton.text.gguf.config import DECODERS, ENCODERS, config_of
 from baton.text.gguf.folder import folder_of
 from baton.text.gguf.header import GgufRefused, read_model_header
@@ -107,16 +109,25 @@ def test_pooling_that_is_not_served_is_refused_by_its_key(tmp_path: Path) -> Non
         folder_of(path, tmp_path)
 
 
-@pytest.mark.parametrize("differs", ["template", "rows"])
-def test_classifier_of_a_decoder_that_is_not_that_of_the_converter_is_refused(differs: str, tmp_path: Path) -> None:
+def test_classifier_of_a_decoder_without_template_is_refused(tmp_path: Path) -> None:
     path = changed(tmp_path, "qwen3-reranker", b".chat_template.rerank", b".chat_template.rerun_")
-    if differs == "rows":
-        original = FILES / "qwen3-reranker.gguf"
-        content = bytearray(original.read_bytes())
-        content[read_model_header(original).tensors["cls.output.weight"].start] ^= 1
-        path.write_bytes(content)
     with pytest.raises(GgufRefused, match=r"cls\.output\.weight of a qwen3 is supported only with"):
         folder_of(path, tmp_path)
+
+
+def test_classifier_whose_rows_are_not_in_the_embedding_gives_the_scores(tmp_path: Path) -> None:
+    """As of a reranker with a head of its own, which the converter leaves out. Here "yes" and "no" are exchanged."""
+    original, path, expected = FILES / "qwen3-reranker.gguf", tmp_path / "own.gguf", EXPECTED["qwen3-reranker"]
+    head, content = read_model_header(original).tensors["cls.output.weight"], bytearray(original.read_bytes())
+    rows = content[head.start : head.start + head.stored_bytes]
+    content[head.start : head.start + head.stored_bytes] = rows[head.row_bytes :] + rows[: head.row_bytes]
+    path.write_bytes(content)
+    folder = folder_of(path, tmp_path / "cache")
+    check_tensors(folder, read_model_config(folder))
+    outputs = loaded(path).score(*map(list, zip(*expected["documents"], strict=True)))
+    assert [output.prompt_token_ids for output in outputs] == expected["ids"]
+    scores = [1 / (1 + math.exp(logit)) for logit in expected["logits"]]
+    assert furthest([[output.outputs.score for output in outputs]], [scores]) < CLOSE
 
 
 def test_missing_tensor_of_an_encoder_is_named(tmp_path: Path) -> None:
@@ -147,6 +158,16 @@ def test_joined_projections_of_another_shape_are_named(tmp_path: Path) -> None:
     path = changed(tmp_path, "nomic-bert", name + before, name + after)
     with pytest.raises(ModelError, match=r"attn_qkv\.weight is \[95, 32\], config\.json implies \[96, 32\]"):
         loaded(path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "part"), [("jina-bert-v2", r"\(ALiBi\)"), ("nomic-bert-moe", "experts in encoders")]
+)
+def test_encoder_of_which_the_engine_lacks_a_part_is_refused_by_it(architecture: str, part: str) -> None:
+    header = read_model_header(FILES / "bert.gguf")
+    named = replace(header, metadata={**header.metadata, "general.architecture": architecture})
+    with pytest.raises(GgufRefused, match=rf"'{architecture}' is not .*, since the engine has no .*{part}; supp"):
+        config_of(named)
 
 
 @pytest.mark.parametrize(("file", "family"), [("nomic-bert", "nomic_bert"), ("modern-bert", "modernbert")])

@@ -77,6 +77,16 @@ def test_impossible_number_is_refused_by_its_key(name: str, key: str, value: int
     assert str(refusal.value).startswith(f"{header.architecture}.")
 
 
+def test_bases_of_rotations_have_other_keys_in_the_first_files_of_ollama() -> None:
+    header = read_model_header(FILES / "gemma3.gguf")
+    usual = {"gemma3.rope.freq_base": 5e5, "gemma3.rope.freq_base_swa": 2e4}
+    own = {"gemma3.rope.global.freq_base": 5e5, "gemma3.rope.local.freq_base": 2e4}
+    others = {key: value for key, value in header.metadata.items() if key not in usual}
+    config = config_of(replace(header, metadata=others | usual))
+    assert config["rope_parameters"]["full_attention"]["rope_theta"] == 5e5
+    assert config == config_of(replace(header, metadata=others | own))
+
+
 def test_layer_of_no_kind_is_named() -> None:
     header = read_model_header(FILES / "nemotron_h.gguf")
     tensors = {name: tensor for name, tensor in header.tensors.items() if not name.startswith("blk.1.")}

@@ -54,8 +54,9 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
             f"general.type {kind!r} is not supported; supported is {MODEL!r}: give the file of the model itself"
         )
     if architecture is None:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise GgufRefused(f"architecture {header.architecture!r} is not supported; supported are {known}")
+        known, part = ", ".join(sorted(ARCHITECTURES)), LACKING.get(header.architecture)
+        reason = f", since the engine has no {part}" if part else ""
+        raise GgufRefused(f"architecture {header.architecture!r} is not supported{reason}; supported are {known}")
     data = GgufMetadata(header, architecture.varies)
     fields = {} if architecture.is_encoder else llama_fields(data)
     return {**fields, **architecture.fields(data, fields)}
@@ -133,7 +134,12 @@ def _gemma2(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gemma3(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    local = {"rope_type": "default", "rope_theta": float(data.get("rope.freq_base_swa") or DEFAULT_ROPE_THETA)}
+    """Return the fields of Gemma 3. Ollama's first files have keys of their own for the bases of rotations."""
+    full, base = dict(config["rope_parameters"]), data.get("rope.global.freq_base")
+    if base:
+        full["rope_theta"] = float(base)
+    inner = data.get("rope.freq_base_swa") or data.get("rope.local.freq_base") or DEFAULT_ROPE_THETA
+    local = {"rope_type": "default", "rope_theta": float(inner)}
     return {
         "model_type": "gemma3_text",
         "hidden_activation": "gelu_pytorch_tanh",
@@ -142,7 +148,7 @@ def _gemma3(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
         "final_logit_softcapping": data.get("final_logit_softcapping"),
         "sliding_window": int(data["attention.sliding_window"]),
         "layer_types": windows(config["num_hidden_layers"], GEMMA3_WINDOWS),
-        "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": local},
+        "rope_parameters": {"full_attention": full, "sliding_attention": local},
         "use_bidirectional_attention": False,
     }
 
@@ -377,5 +383,7 @@ ENCODERS: Mapping[str, Architecture] = {
     "nomic-bert": Architecture(nomic_bert_fields, ("nomic_bert",), is_encoder=True),
     "gemma-embedding": Architecture(_gemma_embedding, ("gemma3_text",), is_encoder=True),
 }
+LACKING = {"jina-bert-v2": "attention biased by distance (ALiBi)", "nomic-bert-moe": "experts in encoders"}
+"""Published architectures of encoders, and the part of each that the engine lacks."""
 ARCHITECTURES = {**DECODERS, **ENCODERS}
 """Supported architectures by their names in GGUF files."""

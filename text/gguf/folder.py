@@ -16,13 +16,13 @@ from typing import Any
 from baton.text.gguf.config import ENCODERS, config_of
 from baton.text.gguf.encoder_tokenizers import BYTE_LEVEL, encoder_tokenizer
 from baton.text.gguf.encoders import write_pooling
-from baton.text.gguf.header import GgufHeader, GgufRefused, parts_of, read_model_header
+from baton.text.gguf.header import SUFFIX, GgufHeader, GgufRefused, has_gguf_suffix, parts_of, read_model_header
 from baton.text.gguf.pre_tokenizers import apply_split, split_named
 from baton.text.gguf.rerankers import HEAD, write_reranker
 from baton.text.host.cache import cache_folder
 from baton.text.host.files import reading
 
-FORMAT = 3  # number of the folders' format, to be increased whenever their content changes
+FORMAT = 4  # number of the folders' format, to be increased whenever their content changes
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 NAMED_ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
@@ -44,7 +44,7 @@ def folder_of(file: Path, cache: Path | None = None) -> Path:
     with reading(file, GgufRefused):
         parts = parts_of(file)
         folder = (cache or cache_folder("gguf")) / f"{file.stem}-{_digest(parts)}"
-        if (folder / "config.json").is_file() and all((folder / part.name).exists() for part in parts):
+        if (folder / "config.json").is_file() and all((folder / _link(part)).exists() for part in parts):
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
@@ -54,6 +54,11 @@ def folder_of(file: Path, cache: Path | None = None) -> Path:
             _put(made, folder)
         _remove_outdated(folder, parts)
         return folder
+
+
+def _link(part: Path) -> str:
+    """Return the name of the link to a file: its own name, with the usual suffix."""
+    return part.with_suffix(SUFFIX).name if has_gguf_suffix(part.name) else f"{part.name}{SUFFIX}"
 
 
 def _digest(parts: Iterable[Path]) -> str:
@@ -89,19 +94,21 @@ def _write(parts: tuple[Path, ...], folder: Path) -> None:
     header = read_model_header(parts[0])
     config, is_encoder = config_of(header), header.architecture in ENCODERS
     uses_own = header.architecture in TOKENIZERS_OF or not is_encoder
-    tokenizer = _tokenizer(parts[0], header) if uses_own else encoder_tokenizer(parts[0], header)
+    for part in parts:
+        (folder / _link(part)).symlink_to(part)
+    first = folder / _link(parts[0])
+    tokenizer = _tokenizer(first, header) if uses_own else encoder_tokenizer(first, header)
     tokenizer.chat_template = tokenizer.chat_template or None
+    fields: dict[str, Any] = {}
     if HEAD in header.tensors and not is_encoder:
-        write_reranker(header, folder, tokenizer)
+        fields = write_reranker(header, folder, tokenizer)
     else:
         write_pooling(header, folder)
     tokenizer.save_pretrained(folder)
     ids = {} if is_encoder else _token_ids(header, tokenizer)
     if ids:
         _write_json(folder / "generation_config.json", ids)
-    for part in parts:
-        (folder / part.name).symlink_to(part)
-    _write_json(folder / "config.json", {**config, **ids})  # last, since it marks a complete folder
+    _write_json(folder / "config.json", {**config, **ids, **fields})  # last, since it marks a complete folder
 
 
 def _token_ids(header: GgufHeader, tokenizer: Any) -> dict[str, Any]:

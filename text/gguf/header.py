@@ -15,6 +15,7 @@ from pathlib import Path
 from baton.text.host.files import FileRefused, check_fetched, reading
 
 SUFFIX = ".gguf"
+PATTERN = "*.[gG][gG][uU][fF]"
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
@@ -24,7 +25,7 @@ MOST_DIMENSIONS = 4
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 LAYER = re.compile(r"blk\.(\d+)\.")  # beginning of the names of a layer's tensors
-PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # llama.cpp's name for a part of a split model
+PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)  # llama.cpp's name of a part of a split model
 
 Value = str | int | float | bool | tuple[int | float | bool, ...]
 
@@ -158,6 +159,16 @@ class GgufHeader:
         }
 
 
+def has_gguf_suffix(name: str) -> bool:
+    return name.lower().endswith(SUFFIX)
+
+
+def begins_as_gguf(path: Path) -> bool:
+    """Return whether a regular file begins as a GGUF file does, whatever its name is."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
 def parts_of(path: Path) -> tuple[Path, ...]:
     """Return all files of the model that `path` belongs to, the first part first; usually `path` alone.
 
@@ -167,7 +178,7 @@ def parts_of(path: Path) -> tuple[Path, ...]:
     if named is None:
         return (path,)
     stem, _, count = named.groups()
-    parts = tuple(path.with_name(f"{stem}-{number:05d}-of-{count}{SUFFIX}") for number in range(1, int(count) + 1))
+    parts = tuple(path.with_name(f"{stem}-{number:05d}-of-{count}{path.suffix}") for number in range(1, int(count) + 1))
     for part in parts:
         if not part.is_file():
             raise GgufRefused(f"{path}: a part of a split model, of which {part.name} is missing")
@@ -190,14 +201,13 @@ def read_header(path: Path) -> GgufHeader:
     """Read the header of one file. Raises: GgufRefused if it is not GGUF, is truncated, or has unsupported types."""
     with reading(path, GgufRefused):
         check_fetched(path)
-    with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            raise GgufRefused(f"{path}: not a GGUF file: it does not begin with {MAGIC.decode()}")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            try:
-                return _header(_HeaderReader(content), path)
-            except (struct.error, UnicodeDecodeError, KeyError) as error:
-                raise GgufRefused(f"{path}: not a GGUF file, or cut short: {error}") from error
+    if not begins_as_gguf(path):
+        raise GgufRefused(f"{path}: not a GGUF file: it does not begin with {MAGIC.decode()}")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        try:
+            return _header(_HeaderReader(content), path)
+        except (struct.error, UnicodeDecodeError, KeyError) as error:
+            raise GgufRefused(f"{path}: not a GGUF file, or cut short: {error}") from error
 
 
 def _header(reader: "_HeaderReader", path: Path) -> GgufHeader:

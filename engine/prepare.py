@@ -35,7 +35,7 @@ from baton.engine.parallel.wire import RankOptions, RankPool, RankStart
 from baton.engine.runner.cuda_graphs import GraphSizes
 from baton.engine.runner.prefill_attention import PrefillAttention
 from baton.engine.runner.runner import HostPool, Runner
-from baton.engine.weights.files import loaded_bytes, model_fingerprint
+from baton.engine.weights.files import loaded_bytes, model_fingerprint, stored_dtype
 from baton.engine.weights.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, weight_format
 from baton.kernels.arithmetic import arithmetic
 from baton.kernels.types import QUANTISED
@@ -44,6 +44,7 @@ ENCODER_TOKENS = 1 << 20  # maximum tokens of an encoder's pool
 INT8_SCALE_BYTES = 4  # bytes per output row of an int8 LM head, in addition to its integers
 Loaded = TypeVar("Loaded")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+WIDE = ("float32", "float64", "F32", "F64")  # names in config.json and in safetensors of types computed in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,8 +338,8 @@ def resolve_dtype(options: ModelOptions) -> torch.dtype:
     stated = read_json(options.folder / CONFIG_FILE)
     if isinstance(text := stated.get("text_config"), dict):
         stated = text | stated
-    name = stated.get("dtype") or stated.get("torch_dtype")
-    return torch.float32 if name == "float32" else torch.bfloat16
+    name = stated.get("dtype") or stated.get("torch_dtype") or stored_dtype(options.folder)
+    return torch.float32 if name in WIDE else torch.bfloat16
 
 
 def resolve_layout(options: ModelOptions, config: ModelConfig) -> KvLayout:

@@ -38,6 +38,7 @@ from baton.engine.config.spellings import SPELLINGS
 from baton.engine.weights.files import has_head
 from baton.engine.weights.formats import packed_format
 from baton.kernels.types import SWIGLU_ALPHA, SWIGLU_LIMIT
+from baton.text.generation_config import read_generation_config
 from baton.text.host.files import reads
 from baton.text.pooler_files import ModelKind, PoolingRefused, head_score, is_encoder, model_kind, read_pooler
 from baton.text.weight_files import has_weights
@@ -117,10 +118,8 @@ def _is_tied(folder: Path, stated: bool | None, config: Any, of_text: bool) -> b
 
 
 def _eos_token_ids(folder: Path, ids: Any) -> frozenset[int]:
-    path = folder / "generation_config.json"
-    if path.exists():
-        stated = read_json(path).get("eos_token_id")
-        ids = ids if stated is None else stated
+    stated = read_generation_config(folder, ModelError).get("eos_token_id")
+    ids = ids if stated is None else stated
     if ids is None:
         return frozenset()
     return frozenset(ids if isinstance(ids, list) else [ids])
@@ -325,7 +324,7 @@ def _ropes(
     of_kinds = {kind: parameters if kind is None else parameters[kind] for kind in dict.fromkeys(kinds)}
     max_positions = int(fields["max_position_embeddings"])
     ropes = {kind: rope_config(each, max_positions) for kind, each in of_kinds.items()}
-    parts = {_rotated_part(each) for each in of_kinds.values()}
+    parts = {_rotated_part(family, each) for each in of_kinds.values()}
     rotary_dim = int(head_dim * min(parts))
     if len(parts) > 1 or rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise NotInDecoderError(
@@ -341,11 +340,16 @@ def _ropes(
     return tuple(ropes[kind] if turns else none for kind, turns in zip(kinds, rotates, strict=True)), rotary_dim
 
 
-def _rotated_part(parameters: Mapping[str, Any]) -> float:
-    """Return the share of a head's numbers that a table of angles covers."""
-    if parameters.get("rope_type") == RopeKind.PROPORTIONAL.value:
+def _rotated_part(family: Family, parameters: Mapping[str, Any]) -> float:
+    """Return the share of a head's numbers that a table of angles covers. Raises: NotInDecoderError."""
+    kind, part = parameters.get("rope_type", RopeKind.DEFAULT.value), parameters.get("partial_rotary_factor")
+    if kind == RopeKind.PROPORTIONAL.value:
         return 1.0  # the table has zeros for pairs that do not rotate
-    return float(parameters.get("partial_rotary_factor") or 1.0)
+    if family.rotates_part or part in (None, 1.0):
+        return float(part or 1.0)
+    if kind != RopeKind.DEFAULT.value:
+        raise NotInDecoderError(f"config.json: partial_rotary_factor {part} is not supported with rope_type {kind!r}")
+    return 1.0
 
 
 def _rotates(family: Family, fields: Mapping[str, Any], windows: Sequence[int | None]) -> list[bool]:
@@ -412,7 +416,9 @@ def _has_window(raw: Mapping[str, Any]) -> bool:
     if raw["model_type"] == "llama":
         return True
     if raw["model_type"] == "mistral":
-        return "sliding_window" in raw and (raw["sliding_window"] is None or _is_count(raw["sliding_window"]))
+        # transformers reads a file with layer_types as model_type 'ministral'.
+        stated = "sliding_window" in raw and "layer_types" not in raw
+        return stated and (raw["sliding_window"] is None or _is_count(raw["sliding_window"]))
     return raw.get("use_sliding_window") is False
 
 

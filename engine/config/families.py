@@ -115,6 +115,7 @@ class Family:
     query_scaling: QueryScaling | None = None
     chunked: bool = False  # layers of kind chunked_attention attend within chunks of `attention_chunk_size`
     rotates_pairs: bool = False  # rotated numbers are adjacent in queries and keys
+    rotates_part: bool = False  # `partial_rotary_factor` counts; transformers' code of other families ignores it
 
 
 QWEN_HYBRID = Family(
@@ -125,6 +126,7 @@ QWEN_HYBRID = Family(
     windows=Windows.NONE,
     recurrence=Recurrence.DELTA_APART,
     gated_attention=True,
+    rotates_part=True,
 )
 LFM2 = Family(
     norms=NormPlaces(attention="operator_norm", feed_forward="ffn_norm"),
@@ -208,14 +210,15 @@ FAMILIES: Mapping[str, Family] = {
         logits_softcap="final_logit_softcapping",
     ),
     "gemma3n_text": GEMMA,
-    "gemma4_text": GEMMA,
-    "phi3": Family(fused=True, windows=Windows.ALL, modules=ModuleNames(gate_up=("gate_up_proj",))),
+    "gemma4_text": replace(GEMMA, modules=ModuleNames(router="router.proj")),
+    "phi3": Family(fused=True, windows=Windows.ALL, rotates_part=True, modules=ModuleNames(gate_up=("gate_up_proj",))),
     "olmo2": Family(norms=AFTER, wide_norms=True, qk_norm=QkNorm.WHOLE, windows=Windows.NONE),
     "olmo3": Family(norms=AFTER, wide_norms=True, qk_norm=QkNorm.WHOLE),
     "granite": GRANITE,
     "granitemoehybrid": replace(
         GRANITE,
         rotating=Rotating.STATED,
+        rotates_part=True,  # Bamba in GGUF files is of this family
         recurrence=Recurrence.MAMBA,
         modules=ModuleNames(
             recurrent="mamba",
@@ -230,6 +233,7 @@ FAMILIES: Mapping[str, Family] = {
     "bamba": Family(
         norms=NormPlaces(feed_forward="pre_ff_layernorm"),
         windows=Windows.NONE,
+        rotates_part=True,
         recurrence=Recurrence.MAMBA,
         modules=ModuleNames(norm="model.final_layernorm", recurrent="mamba", feed_forward="feed_forward"),
     ),
@@ -270,6 +274,7 @@ FAMILIES: Mapping[str, Family] = {
         windows=Windows.NONE,
         qk_norm=QkNorm.HEADS,
         qk_norm_flag="use_qk_norm",
+        rotates_part=True,
         grouped_experts=SIGMOID_GROUPS,
     ),
 }

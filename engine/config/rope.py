@@ -6,8 +6,9 @@ from typing import Any
 
 from baton.engine.config.model_config import ModelError, NotInDecoderError, RopeConfig, RopeKind
 
-SERVED = tuple(kind.value for kind in RopeKind if kind is not RopeKind.NONE)
-PER_SEQUENCE = {"dynamic", "longrope"}
+DYNAMIC = "dynamic"  # frequencies change only beyond max_position_embeddings, which no request exceeds
+SERVED = (*(kind.value for kind in RopeKind if kind is not RopeKind.NONE), DYNAMIC)
+PER_SEQUENCE = {DYNAMIC, "longrope"}
 
 
 def per_sequence_fault(parameters: Any) -> str | None:
@@ -24,7 +25,7 @@ def rope_config(parameters: Mapping[str, Any], max_positions: int) -> RopeConfig
     name = parameters.get("rope_type", "default")
     if name not in SERVED:
         raise NotInDecoderError(f"config.json: rope_type {name!r} is not supported; supported: {', '.join(SERVED)}")
-    kind = RopeKind(name)
+    kind = RopeKind.DEFAULT if name == DYNAMIC else RopeKind(name)
     try:
         theta = float(parameters["rope_theta"])
         match kind:

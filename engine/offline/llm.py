@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, Unpack, cast
 
 from tqdm import tqdm
 
-from baton.engine.config.model_config import read_json
+from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.sizing import KvSizing
 from baton.engine.offline.answer import LlmAnswer, RequestOutput
 from baton.engine.offline.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
@@ -30,6 +30,7 @@ from baton.engine.offline.pooled import (
 from baton.engine.offline.prompts import Message, Prompt, PromptType, as_list
 from baton.engine.request import Request
 from baton.engine.scheduler.speculation import Speculated
+from baton.text.generation_config import read_generation_config
 from baton.text.pooling import Pooling
 from baton.text.sampling import NUMBERS
 from baton.text.tokenizer.convert import load
@@ -199,8 +200,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return vLLM's defaults, overridden by the model's generation_config.json."""
-        path = self._engine.folder / "generation_config.json"
-        stated = read_json(path) if path.exists() else {}
+        stated = read_generation_config(self._engine.folder, ModelError)
         given: dict[str, Any] = {
             name: stated[name] for name, number in NUMBERS.items() if number.stated and stated.get(name) is not None
         }

@@ -110,11 +110,15 @@ class QuantSettings:
 def quantization_settings(folder: Path) -> QuantSettings | None:
     """Return the quantisation that config.json or a file next to it states; None without any. Raises: ModelError."""
     config = read_json(folder / CONFIG_FILE)
-    for prefix, part in (("", config), ("text_config.", config.get("text_config"))):
+    parts = [("", config), ("text_config.", config.get("text_config"))]
+    for prefix, part in parts:
         for name in FIELDS:
             if isinstance(part, dict) and (stated := part.get(name)):
                 fields = stated if isinstance(stated, dict) else {"quant_method": stated}
                 return QuantSettings(f"{folder / CONFIG_FILE}: {prefix}{name}", fields)
+    prefix, last = next((prefix, part) for prefix, part in reversed(parts) if isinstance(part, dict))
+    if last.get(FIELDS[0]) == {}:  # as for transformers, which otherwise reads the field of the text part
+        return QuantSettings(f"{folder / CONFIG_FILE}: {prefix}{FIELDS[0]}", {})
     for name, method in SETTINGS_FILES.items():
         stated = read_json(folder / name) if (folder / name).is_file() else {}
         if not stated.keys().isdisjoint(STATING):
@@ -146,6 +150,8 @@ def packed_format(folder: Path) -> PackedFormat | None:
         case "bitsandbytes":
             expands = not settings.fields.get("load_in_8bit")
             return PackedFormat(WeightFormat.BITSANDBYTES, size_of=WeightFormat.PLAIN if expands else WeightFormat.INT8)
+        case None if not settings.fields:
+            raise settings.refusal("must not be empty; remove the field from a checkpoint of plain weights")
         case method:
             raise settings.refusal(
                 f"method {method!r} is not supported; supported: awq, gptq and auto-round of 4 bits, mxfp4, fp8, "

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from baton.text.generation_config import read_generation_config
 from baton.text.host import files
 from baton.text.host.files import reads
 from baton.text.sampling import NUMBERS, SamplingNumbers
@@ -27,7 +28,7 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
 
     As in transformers, sampling is greedy unless `do_sample` is true, but a repetition penalty applies in both cases.
     """
-    generation = read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
+    generation = read_generation_config(folder, ModelFolderError)
     eos = generation.get("eos_token_id")
     if eos is None:
         eos = read_json(folder / "config.json").get("eos_token_id")

@@ -1,9 +1,11 @@
 """Files of published folders: plan, `up`, the offline engine and transformers choose the same weights, or refuse."""
 
+import codecs
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError
 from baton.engine.load import check_tensors
 from baton.launch.model_source import ModelNotUsable, find_model
+from baton.router.model.defaults import read_generation_defaults
 from baton.text.host.files import FileRefused
 from baton.text.weight_files import INDEX_FILE, SINGLE_FILE
 from tests.fixtures.checkpoints import make_checkpoint
@@ -50,6 +53,13 @@ def assert_served_as_by_transformers(folder: Path) -> None:
     assert [*PROMPT, *answer.outputs[0].token_ids] == expected[0].tolist()
     assert CliRunner().invoke(app, ["plan", "--model", str(folder)]).exit_code == 0
     assert find_model(str(folder), folder, folder).folder == folder
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Change fields of config.json; remove those that are `...`."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({name: value for name, value in config.items() if value is not ...}))
 
 
 def split(folder: Path, names: tuple[str, str], indexed: bool) -> None:
@@ -117,6 +127,35 @@ def pickled(folder: Path) -> str:
     return "pytorch_model.bin: a file of pickled weights, which is not read, .*; convert it to safetensors"
 
 
+def with_byte_order_mark(folder: Path) -> str:
+    path = folder / "config.json"
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    return "config.json: not valid JSON: Unexpected UTF-8 BOM"
+
+
+def with_empty_settings(folder: Path) -> str:
+    rewrite(folder, quantization_config={})
+    return "config.json: quantization_config: must not be empty"
+
+
+def with_empty_weights(folder: Path) -> str:
+    (folder / SINGLE_FILE).write_bytes(b"")
+    return f"{SINGLE_FILE}: SafetensorError: "
+
+
+def with_empty_index(folder: Path) -> str:
+    (folder / SINGLE_FILE).unlink()
+    (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": {}}))
+    return "weight_map is missing or empty"
+
+
+def with_pickled_parts(folder: Path) -> str:
+    (folder / SINGLE_FILE).unlink()
+    (folder / "part.bin").touch()
+    (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": "part.bin"}}))
+    return "names 'part.bin', a file of pickled weights, which is not read, .*; convert it to safetensors"
+
+
 def quantised(folder: Path) -> str:
     tensors = load_file(folder / SINGLE_FILE)
     name = "model.layers.1.mlp.up_proj.weight"
@@ -124,7 +163,10 @@ def quantised(folder: Path) -> str:
     return f"{name} is I8, but neither config.json nor"
 
 
+REFUSALS = (OSError, ValueError, RuntimeError, IndexError, EOFError, SafetensorError)  # of transformers
 REFUSED = (without_index, without_a_part, without_all_parts, not_fetched, a_variant, an_adapter, pickled)
+REFUSED += (with_empty_index, with_pickled_parts)
+REFUSED_BY_CONTENT = (with_byte_order_mark, with_empty_settings, with_empty_weights)
 
 
 @pytest.mark.parametrize("layout", REFUSED)
@@ -136,7 +178,18 @@ def test_folder_without_readable_weights_is_refused_alike(layout: Callable[[Path
     with pytest.raises(ModelError, match=message) as by_llm:
         llm(folder)
     assert str(planned.exception) == str(by_up.value) == str(by_llm.value)
-    with pytest.raises((OSError, ValueError, RuntimeError, SafetensorError)):
+    with pytest.raises(REFUSALS):
+        AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
+
+
+@pytest.mark.parametrize("layout", REFUSED_BY_CONTENT)
+def test_folder_of_unreadable_content_is_refused_alike(layout: Callable[[Path], str], folder: Path) -> None:
+    message = layout(folder)
+    planned = CliRunner().invoke(app, ["plan", "--model", str(folder)])
+    with pytest.raises(FileRefused, match=message) as refused:
+        llm(folder)
+    assert str(planned.exception) == str(refused.value)
+    with pytest.raises(REFUSALS):
         AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
 
 
@@ -157,11 +210,75 @@ def in_float64(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.double() for name, tensor in tensors.items()}
 
 
-@pytest.mark.parametrize("change", [without_prefix, in_float64])
+def in_several_dtypes(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    dtypes = (torch.float64, torch.float16, torch.bfloat16, torch.float32)
+    return {name: tensor.to(dtypes[index % 4]) for index, (name, tensor) in enumerate(tensors.items())}
+
+
+@pytest.mark.parametrize("change", [without_prefix, in_float64, in_several_dtypes])
 def test_tensors_that_transformers_reads_give_its_answer(
     change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], folder: Path
 ) -> None:
     save_file(change(load_file(folder / SINGLE_FILE)), folder / SINGLE_FILE, {"format": "pt"})
+    assert_served_as_by_transformers(folder)
+
+
+FORMS_OF_ROTATION: list[dict[str, Any]] = [
+    {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    {"rope_theta": 1e4, "rope_scaling": {"type": "default", "rope_type": "linear", "factor": 2.0}},
+    {"rope_theta": 1e4, "rope_scaling": {"type": "dynamic", "factor": 4.0}},
+    {"rope_theta": 1e4, "rope_scaling": {}},
+    {"rope_theta": 1e4, "rope_scaling": None},
+    {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
+    {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
+    {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+]
+SPELLINGS: list[dict[str, Any]] = [
+    {"head_dim": None},
+    {"architectures": None},
+    {"tie_word_embeddings": ...},
+    {"eos_token_id": [2, 3]},
+    {"dtype": ..., "torch_dtype": "float16"},
+    {"dtype": "bfloat16", "torch_dtype": "float32"},
+    {"quantization_config": None},
+]
+
+
+@pytest.mark.parametrize("form", FORMS_OF_ROTATION)
+def test_form_of_rotation_gives_the_answer_of_transformers(form: dict[str, Any], folder: Path) -> None:
+    rewrite(folder, rope_parameters=...)
+    rewrite(folder, **form)
+    assert_served_as_by_transformers(folder)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_spelling_of_config_json_gives_the_answer_of_transformers(spelling: dict[str, Any], folder: Path) -> None:
+    if "tie_word_embeddings" in spelling:
+        save_file(without_prefix(load_file(folder / SINGLE_FILE)), folder / SINGLE_FILE, {"format": "pt"})
+    rewrite(folder, **spelling)
+    assert_served_as_by_transformers(folder)
+
+
+def test_mistral_with_kinds_of_layers_gives_the_answer_of_transformers(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "mistral", sliding_window=3)
+    rewrite(folder, layer_types=["full_attention", "sliding_attention"] * 2)
+    assert_served_as_by_transformers(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe"])
+def test_generation_config_that_is_no_json_counts_as_missing(content: bytes, folder: Path) -> None:
+    (folder / "generation_config.json").write_bytes(content)
+    assert_served_as_by_transformers(folder)
+    assert llm(folder).get_default_sampling_params() == SamplingParams()
+    assert read_generation_defaults(folder).eos_token_ids == llm(folder).eos_token_ids
+
+
+def test_damaged_special_tokens_next_to_added_tokens_count_as_missing(folder: Path) -> None:
+    (folder / "special_tokens_map.json").write_text("{")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "added_tokens_decoder": {}}))
     assert_served_as_by_transformers(folder)
 
 

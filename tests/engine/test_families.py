@@ -155,7 +155,7 @@ def test_keys_wider_than_values_size_the_pool(tmp_path: Path) -> None:
         ("t5", {"d_model": 32, "num_layers": 2, "vocab_size": 64}, "no causal language model"),
         ("bart", {"d_model": 32, "vocab_size": 64}, "an encoder"),
         ("phimoe", {**TINY, "num_local_experts": 2, "sliding_window": 16}, "sliding window is not passed"),
-        ("llama", {**TINY, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
+        ("phi", {**TINY, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
         (
             "lfm2",
             {**TINY, "layer_types": ["conv", "full_attention"], "use_bidirectional_attention": True},

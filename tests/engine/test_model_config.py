@@ -61,7 +61,9 @@ def test_old_and_new_spelling_of_rope_agree(tmp_path: Path) -> None:
     assert old.ropes[0] == new.ropes[0] == RopeConfig(RopeKind.LLAMA3, 5e5, 8.0, 1.0, 4.0, 8192)
 
 
-@pytest.mark.parametrize("scaling", [LLAMA3_SCALING, {"rope_type": "linear", "factor": 4.0}])
+@pytest.mark.parametrize(
+    "scaling", [LLAMA3_SCALING, {"rope_type": "linear", "factor": 4.0}, {"rope_type": "dynamic", "factor": 4.0}]
+)
 def test_scaled_frequencies_equal_transformers(tmp_path: Path, scaling: dict[str, Any]) -> None:
     write(tmp_path, head_dim=64, max_position_embeddings=131072, rope_parameters={**scaling, "rope_theta": 5e5})
     config = read_model_config(tmp_path)
@@ -82,6 +84,14 @@ def test_scaled_frequencies_equal_transformers(tmp_path: Path, scaling: dict[str
             (None, 40, 40),
         ),
         ({"model_type": "llama", "sliding_window": 40}, (None, None, None)),
+        (
+            {
+                "model_type": "mistral",
+                "sliding_window": 40,
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            },
+            (None, 40, None),
+        ),
     ],
 )
 def test_windows_follow_the_family(tmp_path: Path, changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
@@ -92,7 +102,7 @@ def test_windows_follow_the_family(tmp_path: Path, changes: dict[str, Any], wind
     ("changes", "named"),
     [
         ({"model_type": None}, "model_type None"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "factor"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "factor"),
         ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window 0"),

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.prepare import ModelOptions, prepare_model, resolve_dtype
 from baton.engine.runner.thread import EngineThread
 from baton.engine.runner.thread_preparation import thread_preparation
+from baton.text.weight_files import SINGLE_FILE
 from tests.fixtures.checkpoints import make_checkpoint
 
 MIB = 2**20
@@ -67,6 +69,18 @@ def test_auto_takes_bf16_only_where_it_is_fast(
 ) -> None:
     monkeypatch.setattr("baton.engine.prepare.has_bf16_arithmetic", lambda: bf16)
     (tmp_path / "config.json").write_text('{"dtype": "bfloat16"}')
+    assert resolve_dtype(replace(options, dtype="auto", folder=tmp_path)) is expected
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_dtype_that_config_json_lacks_is_that_of_the_weights(
+    options: ModelOptions, stored: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("baton.engine.prepare.has_bf16_arithmetic", lambda: True)
+    (tmp_path / "config.json").write_text("{}")
+    tensors = {"ids": torch.zeros(1, dtype=torch.int64), "weight": torch.zeros(1, dtype=stored)}
+    save_file(tensors, tmp_path / SINGLE_FILE)
+    expected = torch.float32 if stored.itemsize > 2 else torch.bfloat16
     assert resolve_dtype(replace(options, dtype="auto", folder=tmp_path)) is expected
 
 

@@ -254,6 +254,20 @@ def test_quantization_setting_that_is_not_served_is_refused_by_plan_and_engine(
     assert str(refused.value) in str(planned.exception)
 
 
+@pytest.mark.parametrize("path", ["", "text_config."])
+def test_empty_quantization_settings_are_refused_by_name_as_by_transformers(path: str, tmp_path: Path) -> None:
+    stated: dict[str, Any] = {"quantization_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": stated} if path else stated))
+    with pytest.raises(ModelError, match=rf"config\.json: {path}quantization_config: must not be empty; remove the"):
+        stored_format(tmp_path)
+
+
+@pytest.mark.parametrize("stated", [{"quantization_config": None}, {"quantization_config": {}, "text_config": {}}])
+def test_checkpoint_without_quantization_settings_is_plain(stated: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    assert stored_format(tmp_path) is WeightFormat.PLAIN
+
+
 @pytest.mark.parametrize("fields", [("quantization",), ("quantization", "quantization_config")])
 def test_checkpoint_of_mlx_is_refused_by_name(fields: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({key: {"bits": 4, "group_size": 64} for key in fields}))

@@ -94,6 +94,7 @@ def test_a_field_left_out_is_left_to_transformers(field: str) -> None:
         ("Qwen2.5", {"use_sliding_window": True}),
         ("Qwen3", {"head_dim": None}),
         ("Mistral", {"sliding_window": 0}),
+        ("Mistral", {"layer_types": ["full_attention"]}),
     ],
 )
 def test_what_only_transformers_can_resolve_is_left_to_it(name: str, changes: dict[str, Any]) -> None:

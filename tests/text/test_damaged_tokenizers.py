@@ -13,7 +13,6 @@ FILES = (
     ("llama-2", "tokenizer_config.json"),
     ("llama-2", "special_tokens_map.json"),
     ("llama-2", "config.json"),
-    ("llama-3", "generation_config.json"),
     ("tinyllama-added_tokens.json", "added_tokens.json"),
     ("gemma-3-processor-template", "chat_template.json"),
     ("mistral-v3-tekken", "tekken.json"),

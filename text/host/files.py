@@ -26,6 +26,10 @@ class FileRefused(Exception):
         super().__init__(line if len(line) <= MESSAGE_CHARACTERS else f"{line[: MESSAGE_CHARACTERS - 3]}...")
 
 
+class NotJson(FileRefused):
+    """Error: a file is empty, or contains no JSON in UTF-8 without a byte order mark."""
+
+
 def _spelled(unprintable: str) -> str:
     return " " if unprintable.isspace() else unprintable.encode("unicode_escape").decode()
 
@@ -123,13 +127,13 @@ def read_json(path: Path, refusal: type[FileRefused], kind: type[Result]) -> Res
 
 
 def parse_json(path: Path, content: bytes) -> Any:
-    """Return the JSON that a file contains. Raises: FileRefused."""
+    """Return the JSON that a file contains. Raises: NotJson."""
     if not content.strip():
-        raise FileRefused(f"{path}: is empty")
+        raise NotJson(f"{path}: is empty")
     try:
-        return json.loads(content)
+        return json.loads(content.decode())  # bytes would also be read in UTF-16, which transformers rejects
     except ValueError as error:
-        raise FileRefused(f"{path}: not valid JSON: {error}") from error
+        raise NotJson(f"{path}: not valid JSON: {error}") from error
 
 
 def _check_depth(path: Path, loaded: Any) -> None:

@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from baton.text.generation_config import read_generation_config
 from baton.text.host.files import MAX_TOKENIZER_BYTES, FileRefused, parse_json, read_file, read_json, reading
 from baton.text.pooler_files import BEHIND_PADDING, ModelKind, model_kind, read_modules
 
@@ -169,7 +170,7 @@ def _end_token_ids(tokenizer: Any, folder: Path) -> Iterator[int]:
     """
     if (own := tokenizer.eos_token_id) is not None and tokenizer.convert_ids_to_tokens(own) == tokenizer.eos_token:
         yield own
-    config, generation = _json(folder / "config.json"), _json(folder / "generation_config.json")
+    config, generation = _json(folder / "config.json"), read_generation_config(folder, TokenizerUnusable)
     own, text = config.get("eos_token_id"), config.get("text_config")
     if own is None and isinstance(text, dict):
         own = text.get("eos_token_id")

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 import torch
 
-from baton.engine.config.model_config import AltUpConfig, DecoderConfig, GemmaConfig
+from baton.engine.config.model_config import AltUpConfig, DecoderConfig, ExpertsConfig, GemmaConfig
 from baton.engine.kv_cache.groups import LayerPlace, layer_places
-from baton.engine.models.feed_forward import FeedForward, Gated
+from baton.engine.models.feed_forward import ExpertRouter, Experts, FeedForward, Gated
 from baton.engine.models.gemma import (
     AltUp,
+    ExpertsBeside,
     GemmaAttention,
     GemmaBody,
     GemmaLayer,
@@ -46,6 +47,9 @@ class GemmaParts(ABC):
 
     @abstractmethod
     def _embedding(self, stored: torch.Tensor | GgufWeight) -> Embedding: ...
+
+    @abstractmethod
+    def _router(self, config: DecoderConfig, experts: ExpertsConfig, prefix: str) -> ExpertRouter: ...
 
     @abstractmethod
     def _dense(self, config: DecoderConfig, prefix: str, inner: int) -> Gated: ...
@@ -99,6 +103,7 @@ class GemmaParts(ABC):
             feed_forward_norm=norm("pre_feedforward_layernorm"),
             feed_forward=self._gemma_feed_forward(config, gemma, index),
             feed_forward_end_norm=norm("post_feedforward_layernorm"),
+            experts=None if config.experts is None else self._experts_beside(config, config.experts, prefix),
             input=made,
             scale=self._source.number(f"{prefix}layer_scalar") if gemma.scales_layers else 1.0,
             laurel=None if altup is None else self._laurel(config, altup, f"{prefix}laurel."),
@@ -132,6 +137,21 @@ class GemmaParts(ABC):
         dense = self._dense(config, f"model.layers.{index}.mlp.", gemma.inner_sizes[index])
         share = gemma.sparsity[index]
         return SparseGated(dense.gate_up, dense.down, deviations_of(share)) if share else dense
+
+    def _experts_beside(self, config: DecoderConfig, experts: ExpertsConfig, prefix: str) -> ExpertsBeside:
+        hidden, names = config.hidden_size, [f"{prefix}experts.{index}." for index in range(experts.count)]
+        scale = self._tensor(f"{prefix}router.scale", hidden).float() * hidden**-0.5
+        return ExpertsBeside(
+            dense_norm=self._norm(config, f"{prefix}post_feedforward_layernorm_1", hidden),
+            router_norm=Norm(scale, config.rms_norm_eps),
+            norm=self._norm(config, f"{prefix}pre_feedforward_layernorm_2", hidden),
+            experts=Experts(
+                router=self._router(config, experts, prefix),
+                experts=tuple(self._dense(config, name, experts.inner_size) for name in names),
+            ),
+            scales=self._tensor(f"{prefix}router.per_expert_scale", experts.count).float(),
+            end_norm=self._norm(config, f"{prefix}post_feedforward_layernorm_2", hidden),
+        )
 
     def _laurel(self, config: DecoderConfig, altup: AltUpConfig, prefix: str) -> Laurel:
         hidden, rank = config.hidden_size, altup.laurel_rank

@@ -40,6 +40,8 @@ def experts_config(name: str, family: Family, fields: Mapping[str, Any]) -> Expe
             scale=float(fields["routed_scaling_factor"]),
         )
         return ExpertsConfig(layers, count, fields["moe_intermediate_size"], routing) if layers else None
+    elif name == "gemma4_text" and fields["enable_moe_block"]:
+        layers, inner, normalised = frozenset(every), fields["moe_intermediate_size"], True
     elif name == "gpt_oss":  # its softmax over the chosen experts equals a normalised softmax over all
         layers, inner, normalised = frozenset(every), fields["intermediate_size"], True
     elif name == "llama4_text":

@@ -19,8 +19,6 @@ class UnitShape(NamedTuple):
 
 def gemma_config(fields: Mapping[str, Any]) -> GemmaConfig:
     """Convert the fields of config.json. Raises: ModelError, NotInDecoderError."""
-    if fields.get("enable_moe_block"):
-        raise NotInDecoderError("config.json: enable_moe_block is not supported")
     layers, kinds = int(fields["num_hidden_layers"]), fields["layer_types"]
     shared = int(fields.get("num_kv_shared_layers") or 0)
     altup = _altup(fields)

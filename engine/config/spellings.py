@@ -63,6 +63,10 @@ def _nemotron_h(fields: Fields) -> dict[str, Any]:
     }
 
 
+def _gemma4(fields: Fields) -> dict[str, Any]:
+    return {"num_experts_per_tok": fields["top_k_experts"]}
+
+
 def _layers(fields: Fields) -> int:
     return int(fields["num_hidden_layers"])
 
@@ -70,6 +74,7 @@ def _layers(fields: Fields) -> int:
 SPELLINGS: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2_moe,
+    "gemma4_text": _gemma4,
     "granitemoehybrid": _granite_hybrid,
     "bamba": _bamba,
     "nemotron_h": _nemotron_h,

@@ -81,7 +81,12 @@ class Experts:
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         if self.packed is not None and (adapters is None or not self._shares_adapted):
             return packed_experts(x.float(), self.packed).to(x.dtype)
-        weights, chosen = self.router(x)
+        result = self.mixed(x, self.router(x))
+        return result if self.shared is None else result + self.shared(x, adapters)
+
+    def mixed(self, x: torch.Tensor, choice: ExpertChoice) -> torch.Tensor:
+        """Return the sums of the chosen experts' outputs, without those of shared experts."""
+        weights, chosen = choice
         result = torch.zeros_like(x)
         for index in torch.unique(chosen).tolist():
             rows, places = torch.where(chosen == index)
@@ -91,7 +96,7 @@ class Experts:
             else:
                 output = self.experts[index](inner, None) * scale
             result.index_add_(0, rows, output.to(x.dtype))
-        return result if self.shared is None else result + self.shared(x, adapters)
+        return result
 
     @property
     def _shares_adapted(self) -> bool:

@@ -14,12 +14,12 @@ from baton.engine.config.model_config import AltUpConfig, HeadShape
 from baton.engine.kv_cache.groups import LayerPlace
 from baton.engine.models.attend import attend
 from baton.engine.models.batch import AdapterRows, Batch, Rotation
-from baton.engine.models.feed_forward import FeedForward
+from baton.engine.models.feed_forward import Experts, FeedForward
 from baton.engine.models.linear import Embedding, Linear
 from baton.engine.models.residual import Norm
 from baton.kernels.norms import gate_mul, rms_norm, rotary
 from baton.kernels.pages import rotate_and_store
-from baton.kernels.types import Gate, HeadNorms, KvPages, Scoring
+from baton.kernels.types import ExpertChoice, Gate, HeadNorms, KvPages, Scoring
 
 HALF_ROOT = math.sqrt(0.5)
 LEAST_MAGNITUDE = 1e-5  # bound of the mean square by which a stream is divided
@@ -154,6 +154,27 @@ class AltUp:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsBeside:
+    """Mixture of experts in addition to the dense feed-forward layer, whose output is normalised first.
+
+    Router and experts read the residual stream, each behind a norm of its own.
+    """
+
+    dense_norm: Norm
+    router_norm: Norm
+    norm: Norm
+    experts: Experts
+    scales: torch.Tensor  # [experts], factors of the experts' weights
+    end_norm: Norm
+
+    def __call__(self, x: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
+        """Return the sum of both parts. `x`: residual stream; `dense`: output of the dense layer."""
+        weights, chosen = self.experts.router(self.router_norm(x))
+        choice = ExpertChoice(weights * self.scales[chosen], chosen)
+        return self.dense_norm(dense) + self.end_norm(self.experts.mixed(self.norm(x), choice))
+
+
+@dataclass(frozen=True, slots=True)
 class GemmaLayer:
     attention_norm: Norm
     attention: GemmaAttention
@@ -161,6 +182,7 @@ class GemmaLayer:
     feed_forward_norm: Norm
     feed_forward: FeedForward
     feed_forward_end_norm: Norm
+    experts: ExpertsBeside | None = None
     input: LayerInput | None = None
     scale: float = 1.0
     laurel: Laurel | None = None
@@ -172,7 +194,8 @@ class GemmaLayer:
         x = x + self.attention_end_norm(self.attention(normal, angles, batch, kv))
         if self.laurel is not None:
             x = (x + self.laurel(normal, batch.adapters)) / math.sqrt(2)
-        return x + self.feed_forward_end_norm(self.feed_forward(self.feed_forward_norm(x), batch.adapters))
+        made = self.feed_forward(self.feed_forward_norm(x), batch.adapters)
+        return x + self.feed_forward_end_norm(made if self.experts is None else self.experts(x, made))
 
     def __call__(
         self,

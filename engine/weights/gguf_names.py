@@ -26,6 +26,11 @@ LAYER = {
     "ffn_norm": ("ffn_norm",),
     "pre_feedforward_layernorm": ("ffn_norm",),
     "post_feedforward_layernorm": ("post_ffw_norm",),
+    "post_feedforward_layernorm_1": ("post_ffw_norm_1",),
+    "post_feedforward_layernorm_2": ("post_ffw_norm_2",),
+    "pre_feedforward_layernorm_2": ("pre_ffw_norm_2",),
+    "router": ("ffn_gate_inp",),
+    "router.proj": ("ffn_gate_inp",),
     "post_attention_layernorm": ("post_attention_norm", "ffn_norm"),
     "self_attn.out_proj": ("attn_output",),
     "conv.conv": ("shortconv.conv",),
@@ -92,12 +97,13 @@ NUMBERS = {
     "A_log": "ssm_a",
     "dt_bias": "ssm_dt.bias",
     "D": "ssm_d",
+    "per_expert_scale": "ffn_down_exps.scale",
 }
 """Names in GGUF files of a layer's tensors that are no module's weight or bias."""
 STACKED = {"altup_projections": "altup_proj", "altup_unembed_projections": "altup_unembd_proj"}
 """Modules that a GGUF file stacks in one tensor, and its name."""
 STACKED_MODULE = re.compile(r"model\.(altup_projections|altup_unembed_projections)\.(\d+)\.weight")
-EXPERT = re.compile(r"\w+\.experts\.(?P<index>\d+)\.(?P<part>\w+)")
+EXPERT = re.compile(r"(?:\w+\.)?experts\.(?P<index>\d+)\.(?P<part>\w+)")
 SHARED = re.compile(r"(?:\w+\.shared_experts?|shared_mlp)\.(?P<part>\w+)")
 HALVES = {"in_proj_b": 0, "in_proj_a": 1, "gate_proj": 0, "up_proj": 1}
 """Modules of which a tensor in FUSED has two of equal size, and the index of each of them."""

@@ -20,7 +20,7 @@ LARGEST_CODE = 15
 GROUP_INPUTS = 32
 # Ends of the names of modules that are never quantised; kv_b_proj is part of attention.
 KEPT_MODULES = (
-    *("lm_head", ".gate", ".router", ".router.layer", ".kv_b_proj"),
+    *("lm_head", ".gate", ".router", ".router.layer", ".router.proj", ".kv_b_proj"),
     *(".modality_router", ".prediction_coefs", ".correction_coefs"),
 )
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny

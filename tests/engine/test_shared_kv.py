@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig, HeadShape, ModelError
@@ -19,7 +20,7 @@ from baton.engine.lora.files import read_adapter
 from baton.engine.request import Chunk
 from tests.fixtures.adapters import make_adapter, merged_model
 from tests.fixtures.checkpoints import make_checkpoint
-from tests.fixtures.paged import PagedModel, random_prompt
+from tests.fixtures.paged import PagedModel, random_prompt, unlikely
 
 WINDOWED, FULL = 2 * 16, 2 * 32  # numbers of a token's keys in a layer: KV heads x head size
 
@@ -94,6 +95,17 @@ def test_load_projections_of_layers_without_own_kv_are_ignored(gemma4: Path, tmp
     save_file({**tensors, "model.layers.5.own": torch.ones(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"does not use, among them model\.layers\.5\.own"):
         logits(tmp_path)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_greedy_gemma4_with_experts_equals_transformers(packed: bool, tmp_path: Path) -> None:
+    experts = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 48}
+    without = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False}
+    folder = make_checkpoint(tmp_path, "gemma4_text", seed=3, **without, **experts)
+    expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompts = [random_prompt(length, seed=length) for length in (1, 40, 90)]
+    answers = PagedModel(folder, packed=packed).greedy(prompts, 30, chunk_tokens=17)
+    assert [unlikely(expected, *each) for each in zip(prompts, answers, strict=True)] == [[]] * len(prompts)
 
 
 def logits(folder: Path) -> torch.Tensor:

@@ -308,9 +308,13 @@ def _gemma3n(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gemma4(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    if data.get("expert_count"):
-        raise GgufRefused("gemma4.expert_count is not supported: this file has experts")
-    shared = _shared_kv(data, config)
+    shared, experts = _shared_kv(data, config), int(data.get("expert_count") or 0)
+    of_experts = {
+        "enable_moe_block": True,
+        "num_experts": experts,
+        "top_k_experts": int(data.get("expert_used_count") or 0),
+        "moe_intermediate_size": int(data.get("expert_feed_forward_length") or 0),
+    }
     kinds, kv_heads = shared["layer_types"], data.layers("attention.head_count_kv")
     full, inner = kinds.index("full_attention"), [int(size) for size in data.layers("feed_forward_length")]
     of_full = {"rope_type": "default", "rope_theta": float(data.get("rope.freq_base") or DEFAULT_ROPE_THETA)}
@@ -332,6 +336,7 @@ def _gemma4(data: GgufMetadata, config: Mapping[str, Any]) -> dict[str, Any]:
         "num_key_value_heads": int(kv_heads[kinds.index("sliding_attention")]),
         "num_global_key_value_heads": int(kv_heads[full]),
         "attention_k_eq_v": not data.has(f"blk.{full}.attn_v.weight"),
+        **(of_experts if experts else {}),
     }
 
 

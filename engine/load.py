@@ -137,6 +137,12 @@ def check_tensors(folder: Path, config: ModelConfig) -> None:
     elif isinstance(config, DecoderConfig):
         backend = MatmulBackend(torch.device("meta"), torch.float32, packed=False)
         _load_decoder(folder, config, stored_format(folder), backend, progress=False, shard=ALONE)
+    else:
+        from transformers import AutoModelForCausalLM
+
+        from baton.engine.models.transformers_checkpoint import check_whole  # slow to import, rarely needed
+
+        check_whole(AutoModelForCausalLM, folder)
 
 
 def load_part(

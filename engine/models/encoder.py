@@ -18,8 +18,9 @@ from transformers.initialization import no_init_weights
 from baton.engine.config.model_config import EncoderConfig, ModelError
 from baton.engine.config.resolved_config import read_transformers_config
 from baton.engine.models.batch import Batch, make_batch
-from baton.engine.models.transformers_checkpoint import load_whole
+from baton.engine.models.transformers_checkpoint import check_whole, load_whole
 from baton.engine.request import Chunk
+from baton.engine.weights.files import read_safetensors_header
 from baton.engine.weights.gguf_encoder import GgufEncoderWeights, read_dense
 from baton.kernels.types import KvPages
 from baton.text.host.files import check_file, reading
@@ -29,6 +30,7 @@ from baton.text.weight_files import SINGLE_FILE, gguf_files, is_gguf
 logger = logging.getLogger(__name__)
 
 NAME, KEYWORD = "baton_encoder", "prompt_lengths"
+DENSE_PREFIX = "linear."  # of tensors in files of linear layers
 UNUSED = ("pooler.",)  # parts that checkpoints may lack, since no vector needs them
 CHECKED_LENGTHS = (11, 5)
 MOST_EXACT, MOST_ROUNDED = 0.001, 0.2  # maximum relative error in float32, and in shorter dtypes
@@ -183,9 +185,10 @@ def _dense(folder: Path, module: DenseModule, device: torch.device) -> torch.nn.
         if is_gguf(folder):
             stored = {"weight": read_dense(gguf_files(folder)[0], module.folder).to(device)}
         else:
-            check_file(path)
+            _check_dense(path, module)
             stored = load_file(path, str(device))
-        made.load_state_dict({name.removeprefix("linear."): each.float() for name, each in stored.items()}, assign=True)
+        state = {name.removeprefix(DENSE_PREFIX): each.float() for name, each in stored.items()}
+        made.load_state_dict(state, assign=True)
     return made
 
 
@@ -196,13 +199,26 @@ def _load(folder: Path, config: EncoderConfig, dtype: torch.dtype) -> Any:
 
 
 def check_encoder(folder: Path, config: EncoderConfig) -> None:
-    """Check the tensors of a GGUF file, and that those of linear layers exist, by headers only. Raises: ModelError."""
+    """Check the tensors of the encoder and of linear layers as loading does, by headers only. Raises: ModelError."""
     if is_gguf(folder):
         _gguf_weights(folder, config)
         return
+    check_whole(_kind(config), folder, _optional(config))
     for each in read_pooler(folder).dense:
-        if not (path := folder / each.folder / SINGLE_FILE).is_file():
-            raise ModelError(f"{path}: is missing; pickled weights are not read")
+        _check_dense(folder / each.folder / SINGLE_FILE, each)
+
+
+def _check_dense(path: Path, module: DenseModule) -> None:
+    """Raises: ModelError for a missing file, and for tensors other than those of the linear layer."""
+    if not path.exists():
+        raise ModelError(f"{path}: is missing; pickled weights are not read")
+    check_file(path)
+    stored = read_safetensors_header(path)
+    found = {name.removeprefix(DENSE_PREFIX): tuple(each.shape) for name, each in stored.items()}
+    bias = {"bias": (module.outputs,)} if module.has_bias else {}
+    implied = {"weight": (module.outputs, module.inputs), **bias}
+    if found != implied:
+        raise ModelError(f"{path}: has tensors {found}, config.json implies {implied}")
 
 
 def _kind(config: EncoderConfig) -> Any:

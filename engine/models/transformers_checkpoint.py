@@ -2,13 +2,15 @@
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
 from baton.engine.config.model_config import ModelConfig, ModelError
@@ -61,12 +63,36 @@ def load_whole(kind: Any, folder: Path, dtype: torch.dtype, attention: str, opti
         use_safetensors=True,
         local_files_only=True,
         trust_remote_code=False,
+        ignore_mismatched_sizes=True,  # or an error of transformers would not name the tensor
         output_loading_info=True,
     )
-    for keys in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if found := [name for name in sorted(map(str, report[keys])) if not name.startswith(optional)]:
-            raise ModelError(f"{folder}: {len(found)} {keys.replace('_', ' ')}, among them {found[0]}")
+    _check_report(folder, report, optional)
     return loaded
+
+
+def check_whole(kind: Any, folder: Path, optional: tuple[str, ...] = ()) -> None:
+    """Check tensors as `load_whole` does, but only read the headers of the files. Raises: ModelError."""
+    _check_size(kind, folder)
+    with torch.device("meta"):
+        model: Any = kind.from_config(read_transformers_config(folder))
+    options = LoadStateDictConfig(
+        pretrained_model_name_or_path=str(folder),
+        ignore_mismatched_sizes=True,
+        device_map={"": torch.device("meta")},
+        weight_mapping=get_model_conversion_mapping(model),
+    )
+    with progress_bar(False):
+        read, _ = model._load_pretrained_model(model, None, list(map(str, weight_files(folder))), options)
+        report = model._finalize_model_loading(model, options, read)
+    _check_report(folder, report.to_dict(), optional)
+
+
+def _check_report(folder: Path, report: Mapping[str, Any], optional: tuple[str, ...]) -> None:
+    """Raises: ModelError for missing, surplus and differently shaped tensors, except those of an `optional` prefix."""
+    for keys in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = sorted(str(key[0] if isinstance(key, tuple) else key) for key in report[keys])
+        if found := [name for name in names if not name.startswith(optional)]:
+            raise ModelError(f"{folder}: {len(found)} {keys.replace('_', ' ')}, among them {found[0]}")
 
 
 def _check_size(kind: Any, folder: Path) -> None:

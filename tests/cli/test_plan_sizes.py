@@ -164,6 +164,19 @@ def test_plan_states_the_sizes_of_a_started_engine(
     assert (found["weights"], found["weight_bytes"]) == (prepared.weight_format, prepared.weight_bytes)
 
 
+@pytest.mark.parametrize("family", ["bert", "modernbert", "xlm-roberta"])
+def test_plan_of_an_encoder_states_the_sizes_of_a_started_engine(family: str, tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "model", family)
+    started = LLM(str(folder), device="cpu", kv_memory=1 << 20, quiet=True)._engine._prepared
+    found = json.loads(planned(folder, "--json", "--device", "cpu", "--kv-memory", "1MiB"))
+    assert (found["dtype"], found["weights"], found["weight_bytes"]) == (
+        started.dtype_name,
+        started.weight_format,
+        started.weight_bytes,
+    )
+    assert (found["keeps_kv"], found["max_model_len"]) == (False, started.max_model_len)
+
+
 def test_plan_without_weights_refuses_a_damaged_tokenizer_as_the_server_does(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", "llama")
     (folder / "model.safetensors").unlink()

@@ -18,7 +18,10 @@ from baton.engine.weights.formats import WeightFormat
 from baton.text.gguf.folder import folder_of
 from baton.text.gguf.header import GgufHeader, read_header
 from baton.text.weight_files import SINGLE_FILE
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.encoders import make_encoder
 from tests.fixtures.paged import CPU
+from tests.fixtures.poolers import write_dense
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 QUANTISED = ("awq", "gptq", "gptq_v2", "bnb_nf4", "bnb_nf4_nested", "bnb_int8", "ct_w4a16_zeros", "ct_w8a16")
@@ -74,6 +77,41 @@ def test_changed_tensor_of_a_quantised_checkpoint_is_refused_alike(
         assert planned == loaded, tensor
         messages.append(planned)
     assert len(messages) - messages.count(None) > 2
+
+
+@pytest.mark.parametrize("change", [without, renamed, cut])
+@pytest.mark.parametrize("family", ["gpt2", "bert", "modernbert", "nomic_bert", "xlm-roberta"])
+def test_changed_tensor_of_transformers_code_is_refused_alike(
+    family: str, change: Callable[[Tensors, str], Tensors], tmp_path: Path
+) -> None:
+    make: Callable[[Path, str], Path] = make_checkpoint if family == "gpt2" else make_encoder
+    folder = make(tmp_path / "model", family)
+    assert refusals(folder) == (None, None)
+    whole = load_file(folder / SINGLE_FILE)
+    for tensor in [name for name in whole if "pooler" not in name][::4]:
+        save_file(change(whole, tensor), folder / SINGLE_FILE, {"format": "pt"})
+        planned, loaded = refusals(folder)
+        assert planned is not None and planned == loaded, tensor
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_head_that_a_checkpoint_lacks_is_refused_alike(family: str, tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "model", family, labels=1)
+    tensors = load_file(folder / SINGLE_FILE)
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("classifier")}
+    save_file(kept, folder / SINGLE_FILE, {"format": "pt"})
+    planned, loaded = refusals(folder)
+    assert planned == loaded
+    assert planned is not None and "missing keys, among them classifier" in planned
+
+
+@pytest.mark.parametrize(("name", "shape"), [("linear.weight", (8, 63)), ("linear.bias", (8,)), ("weight", (8, 64))])
+def test_changed_linear_layer_of_an_encoder_is_refused_alike(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    folder = write_dense(make_encoder(tmp_path / "model", "gemma3_text", seed=1), [torch.zeros(8, 64)])
+    save_file({name: torch.zeros(shape)}, folder / "2_Dense" / SINGLE_FILE)
+    planned, loaded = refusals(folder)
+    assert planned == loaded
+    assert (planned is None) == (name == "weight")  # the prefix of the names is optional
 
 
 @pytest.mark.parametrize(

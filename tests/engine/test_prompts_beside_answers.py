@@ -19,8 +19,9 @@ from tests.fixtures.objectives import URGENT
 
 STEPS, LEARNING, LEARNING_ANEW = 500, 200, 100
 NOISE = 0.05
+LONG = 0.10  # share by which the scheduler may overestimate a long step: 2.33 standard deviations, and the error of both
 MOST = 512
-WORLDS = 6  # of each part; thousands were tried when this was written
+WORLDS = 6  # of each part; 2 000 were tried when this was written
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def test_no_step_takes_longer_than_the_target_and_most_of_that_is_used(part: int
         world = World(f"target {part} {number}", slo=random.Random(number).uniform(1.5, 6.0))
         assert world.target_s is not None
         for step in world.settled():
-            target_s = reachable(world.target_s, step.own_s * (1 + NOISE))
+            target_s = reachable(world.target_s, step.own_s * (1 + LONG))
             bound_s = max(target_s * (1 + NOISE), step.own_s * (1 + PROMISED_SHARE), step.own_s + step.token_s)
             assert step.own_s + step.prompts_s <= bound_s, f"{part} {number}: {world.target_s} {step}"
             used += min(step.prompts_s, world.target_s) / world.target_s

@@ -1,24 +1,24 @@
 """Fixtures that more than one folder of tests uses."""
 
 import gc
+import os
 import socket
 import subprocess
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from baton.process.registry.redis_server import RedisServer
+from baton.process.registry import redis_server
 from tests.fixtures.tools import ROOT, installed_node_example, tool
 
 if find_spec("hypothesis") is not None:  # a machine for GPUs may have none
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    settings.register_profile("baton", deadline=None)  # how long an example takes says only how busy the machine is
+    # How long an example takes says only how busy the machine is.
+    settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("baton")
 
 
@@ -47,6 +47,15 @@ def processes_find_tests() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_ports() -> Iterator[None]:
+    """Of four processes of xdist, none binds a port that a test of another one found free."""
+    place = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redis_server, "_PORTS", redis_server._PORTS[place % 4 :: 4])
+        yield
+
+
 @pytest.fixture
 def listening() -> Iterator[int]:
     """Port of 127.0.0.1 on which a socket listens."""
@@ -57,10 +66,8 @@ def listening() -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def module_redis() -> Iterator["RedisServer"]:
-    from baton.process.registry.redis_server import start_redis_server  # a machine for GPUs may have no redis
-
-    server = start_redis_server()
+def module_redis() -> Iterator[redis_server.RedisServer]:
+    server = redis_server.start_redis_server()
     yield server
     server.stop()
 

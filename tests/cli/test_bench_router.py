@@ -17,7 +17,7 @@ from baton.lab.benchmarks.router.streams import (
 )
 from baton.lab.harness.processes import tiny_model
 
-INTERVAL_MS, STREAMS, SECONDS, TOKENS = 10.0, 4, 0.2, 10
+INTERVAL_MS, STREAMS, SECONDS, TOKENS = 10.0, 4, 0.5, 10
 
 
 def test_decision_is_measured_with_hashing_apart() -> None:

@@ -14,7 +14,7 @@ from baton.launch import CommandFailed
 from tests.fixtures.fake_openai import FakeOpenAI, fake_openai
 from tests.fixtures.waiting import eventually
 
-WAIT_S = 8.0
+WAIT_S = 20.0
 
 
 def options(fake: FakeOpenAI, requests: int = 6, **arrivals: Any) -> ServeBenchOptions:

@@ -53,7 +53,7 @@ async def test_wait_until_serving_ignores_other_run() -> None:
     async with loop_server(health.register) as port:
         await wait_until_serving(f"127.0.0.1:{port}", 30, print, silent, run_id="first")
         with pytest.raises(NotReady, match="of another run"):
-            await wait_until_serving(f"127.0.0.1:{port}", 0.3, print, silent, run_id="second")
+            await wait_until_serving(f"127.0.0.1:{port}", 1.0, print, silent, run_id="second")
 
 
 def status(*connected: tuple[str, bool], registry: bool = True) -> ClusterStatus:

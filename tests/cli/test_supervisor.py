@@ -10,7 +10,7 @@ import pytest
 from baton.launch.processes import Backoff, ProcessSpec, Stage
 from baton.launch.supervisor import ServiceFailed, Supervisor
 from baton.process.serving.exit_codes import ExitCode
-from tests.fixtures.waiting import eventually
+from tests.fixtures.waiting import BOUND_S, eventually
 
 
 class FakeChild:
@@ -65,7 +65,7 @@ class World:
 
     async def failure(self, supervisor: Supervisor, message: str) -> ServiceFailed:
         """Return the failure of a supervisor, then stop it."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(BOUND_S):
             with pytest.raises(ServiceFailed, match=message) as failed:
                 await supervisor.failure
         await supervisor.stop()

@@ -17,7 +17,7 @@ from tests.client.conftest import Answer, Events, FakeBaton
 from tests.fixtures.servers import threaded_server
 from tests.fixtures.tools import tool
 
-RUN_TIMEOUT_S = 30
+RUN_TIMEOUT_S = 120
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

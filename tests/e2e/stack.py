@@ -27,7 +27,7 @@ POLL_S = 0.05
 SILENCE_S = "10"  # after which a router takes a worker for lost; a busy machine may delay messages by seconds
 TTFT_SLO_MS = "86400000"  # on a busy machine, a shorter one would let decode workers compute prompts
 KV_MEMORY = "32MiB"  # instead of the default 256 MiB, which takes longer to write at start
-FIRST_PORT, PORTS = 12_000, 4_000  # range of each xdist worker, below the ports that `baton up` chooses
+FIRST_PORT, PORTS = 12_000, 2_000  # range of each xdist worker; those of four are below the ports of `baton up`
 
 
 @dataclass

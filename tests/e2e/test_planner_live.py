@@ -15,7 +15,7 @@ from tests.e2e.stack import SILENCE_S
 from tests.fixtures.forked_programs import fork_programs
 
 STEP_MS, TOKEN_MS, SLOTS = 8.0, 0.25, 4
-PROMPTS_S, ANSWERS_S = 3.0, 9.0  # duration of each phase
+PROMPTS_S, ANSWERS_S = 3.0, 40.0  # duration of each phase; the second ends with the change of a role
 LONG_PROMPT, SHORT_ANSWER = 480, 4  # tokens
 SHORT_PROMPT, LONG_ANSWER = 32, 160
 PROMPTS_PER_S = 1.2 * 1e3 / (LONG_PROMPT * TOKEN_MS)  # 20% more than one prefill worker can compute

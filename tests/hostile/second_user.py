@@ -20,7 +20,7 @@ import grpc
 from baton.kvtransfer.tcp.messages import HEAD, ID_BYTES, BlockRequest, Verdict, What, read_head, write_request
 from baton.protos import admin_pb2, baton_pb2, kv_transfer_pb2, session_pb2, timeline_pb2
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 20.0
 SERVICES = {
     "admin": admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
     "public": baton_pb2.DESCRIPTOR.services_by_name["BatonService"],

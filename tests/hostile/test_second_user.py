@@ -25,7 +25,7 @@ from tests.hostile.neighbours import environment_of
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 
 NOBODY = 65534
-READY_S, ATTACK_S, STOP_S = 120.0, 60.0, 30.0
+READY_S, ATTACK_S, STOP_S = 120.0, 120.0, 30.0
 PROMPT, TOKENS = [5, 6, 7, 8, 9], 200
 
 

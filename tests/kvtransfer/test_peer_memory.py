@@ -70,7 +70,7 @@ def test_another_process_reads_the_pool_and_can_do_nothing_else_to_it():
     pool = SharedPool.create(65536)
     pool.tensor[1000:1010] = 3
     command = [sys.executable, "-c", READER, json.dumps(asdict(pool.handle))]
-    answer = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
+    answer = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=240).stdout
     assert json.loads(answer) == {"sum": 30, "map": "refused", "write": "refused", "truncate": "refused"}
     assert pool.tensor.sum() == 30
     pool.close()

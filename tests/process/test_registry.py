@@ -24,7 +24,7 @@ from tests.fixtures.session_client import eventually
 
 pytestmark = pytest.mark.usefixtures("lasting_records")
 NOWHERE = "redis://127.0.0.1:1/0"
-SOON_S = 8.0  # a second or two, on a machine that is not busy
+SOON_S = 20.0  # a second or two, on a machine that is not busy
 
 
 def _record(worker_id: str = "decode-0", epoch: int = 5) -> WorkerRecord:

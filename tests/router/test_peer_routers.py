@@ -19,6 +19,7 @@ from baton.router.placement.peer_load import (
 )
 from baton.router.types.placement import PlacementRequest, WorkerView
 from tests.fixtures.loop_clock import Clock
+from tests.fixtures.waiting import BOUND_S
 from tests.router.clusters import cluster_of
 from tests.router.shared_redis import RouterShares, SharedRedis
 
@@ -155,7 +156,7 @@ async def test_peer_ends_though_the_store_swallows_its_cancellation(redis: Share
     running = asyncio.create_task(PeerRouters(router.cluster, Swallowing(redis, 0), bytes(16), clock=clock).run())
     await asked.wait()
     running.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(BOUND_S):
         await asyncio.wait([running])
 
 

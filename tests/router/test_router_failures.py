@@ -15,7 +15,7 @@ from baton.protos import baton_pb2, session_pb2
 from tests.router.conftest import Stack, encode, text_of
 from tests.router.test_router_refusals import detail, refusal
 
-NOTICED_S = 8.0  # a second or two, on a machine that is not busy; the grace of a session is longer
+NOTICED_S = 20.0  # a second or two, on a machine that is not busy; the grace of a session is longer
 
 
 async def begun(stack: Stack, timeout: float = 10.0, **sampling: Any) -> tuple[Any, int]:

@@ -21,7 +21,7 @@ BODY = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n"
 
 
-@pytest.mark.parametrize("settings", [{"http_head_s": 0.1}], indirect=True)
+@pytest.mark.parametrize("settings", [{"http_head_s": 0.5}], indirect=True)
 @pytest.mark.parametrize("sent", [b"POST", HEAD % 5], ids=["a word", "no end of headers"])
 async def test_missing_head_ends_the_connection(gateway: Gateway, sent: bytes) -> None:
     assert (await gateway.raw(sent)).startswith(b"HTTP/1.1 408 ")

@@ -1,6 +1,5 @@
 """Responses that are kept: for one API key, within bounds, in memory or on Redis."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from baton.process.registry.redis_responses import RedisResponses, ResponseBounds
 from baton.process.registry.redis_server import RedisServer
 from baton.router.http.responses.store import MAX_RECORD_BYTES, MemoryRecords, Records
+from tests.fixtures.waiting import eventually
 from tests.router.http.conftest import Gateway
 from tests.router.http.test_http_keys import shown
 from tests.router.http.test_responses import CALL, PATH, TOOL
@@ -109,9 +109,11 @@ async def test_on_redis_everything_has_a_time_to_live(module_redis: RedisServer)
 async def test_on_redis_records_that_are_gone_are_not_counted(module_redis: RedisServer) -> None:
     short = RedisResponses(module_redis.url, "short", ResponseBounds(0.05, 3, 100, 150))
     await short.put("a", "1", b"x" * 90)
-    async with asyncio.timeout(5.0):
-        while await short.get("a", "1") is not None:
-            await asyncio.sleep(0.01)
+
+    async def is_gone() -> bool:
+        return await short.get("a", "1") is None
+
+    await eventually(is_gone)
     await short.put("a", "2", b"x" * 90)
     assert int(await short.redis.get(short.key("responses:bytes"))) == 90
     await short.close()

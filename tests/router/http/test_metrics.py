@@ -24,7 +24,7 @@ from baton.router.types.events import Failed, FailureReason
 from baton.router.types.request import Operation
 from baton.text.causes import StallCause
 from tests.fixtures.stalled import WAITED, blamed, stalled
-from tests.router.http.conftest import Gateway
+from tests.router.http.conftest import WAIT_S, Gateway
 
 
 def exposed(collector: Collector) -> str:
@@ -121,7 +121,7 @@ def test_names_are_the_same_in_both_formats() -> None:
 
 async def test_desired_replicas_equal_present_workers_after_a_start(gateway: Gateway) -> None:
     shown = dict[str, float]()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(WAIT_S):
         while set(shown) != {"prefill", "decode"}:
             text = (await gateway.client.get("/metrics")).text
             [family] = [each for each in text_string_to_metric_families(text) if each.name == DESIRED_REPLICAS.name]

@@ -9,6 +9,7 @@ import pytest
 from baton.lab.benchmarks.agents.figures import TARGET_SHARE
 from baton.lab.benchmarks.agents.run import session
 from baton.lab.benchmarks.agents.tested import TESTED
+from tests.fixtures.forked_programs import fork_programs
 
 AGENT = """#!{python}
 # Sends requests in the shape of Claude Code's, and sends a request again if its stream breaks.
@@ -79,6 +80,11 @@ while True:
 FORGETFUL = "messages[0]['content'] = f'It is turn {len(messages)}.' * 40"
 NEVER_REPEATS = "range = lambda count: [0]"
 WRITES_TWICE = "open('calls.txt', 'a').write('0 ') if len(messages) == 3 else None"
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_programs(monkeypatch)
 
 
 def imitate(folder: Path, fault: str) -> None:

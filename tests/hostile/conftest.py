@@ -1,4 +1,4 @@
-"""Option `--hostile-seconds`: how long each hostile test sends input; a few seconds by default."""
+"""Option `--hostile-seconds`: how long each hostile test sends input; a second by default."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.router.conftest import pair, settings
 from tests.router.http.conftest import gateway, model_name, stopped_pair
 
 __all__ = ["gateway", "model_name", "pair", "settings", "stopped_pair"]
-SECONDS = 3.0
+SECONDS = 1.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

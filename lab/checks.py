@@ -46,8 +46,17 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 # Container images often set this variable: each of some hundred processes would compile every module again.
 ONE_THREAD.pop("PYTHONDONTWRITEBYTECODE", None)
 END_TO_END = "tests/e2e"
+LONG = (
+    "tests/kernels/test_native_bounds.py",
+    "tests/kernels/triton/test_triton_interpreted.py",
+    "tests/lab/protocol",
+    "tests/lab/simulation",
+)
+"""Unit tests that compute for long: they use the time for which the end-to-end tests leave cores idle."""
+WITHOUT_LONG = tuple(f"--ignore={path}" for path in (END_TO_END, *LONG))
 SEEDS = "100"  # number of simulated seeds: about 40 s on one core
 SLOWEST = "--durations=15"
+LOWEST_PRIORITY = ("nice", "-n", "19")
 # Keeps the order of files. Otherwise xdist would run the longest test last, since it is alone in its file.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 # tests/e2e/conftest.py defines the groups.
@@ -79,22 +88,22 @@ class CheckVerdict:
 
 
 def all_checks() -> list[list[Check]]:
-    """Return the stages, which run one after another; the last check of a stage runs in parallel to the others."""
+    """Return the stages, which run one after another. The checks of a stage run in parallel, and the last one goes
+    first where cores are short.
+    """
     cores = len(os.sched_getaffinity(0))
     return [
         [Check("style", ["ruff", "check", "."])],
         [Check("format", ["ruff", "format", "--check", "."])],
         # Collection compiles all modules once, so that the many processes of the tests need not.
         [Check("collection", ["pytest", "--collect-only", "-q"]), Check("types", ["mypy", "-p", "baton"])],
+        # Unit tests get one process more than cores, since they leave cores idle while they wait.
+        [Check("unit tests", ["pytest", "--numprocesses", str(cores + 1), *BY_FILE, SLOWEST, *WITHOUT_LONG])],
         [
-            # Unit tests get one process more than cores, since they leave cores idle while they wait.
             Check("simulation", ["baton.cli", "simulate", "--seeds", SEEDS]),
-            Check("protocol", ["baton.lab.protocol", "full"]),
-            Check(
-                "unit tests", ["pytest", "--numprocesses", str(cores + 1), *BY_FILE, SLOWEST, "--ignore", END_TO_END]
-            ),
+            Check("long unit tests", ["pytest", *LONG, "--numprocesses", "2", *BY_FILE, SLOWEST]),
+            Check("end to end", ["pytest", END_TO_END, "-m", "not alone", *TWO_AT_ONCE, SLOWEST]),
         ],
-        [Check("end to end", ["pytest", END_TO_END, "-m", "not alone", *TWO_AT_ONCE, SLOWEST])],
         [Check("end to end alone", ["pytest", END_TO_END, "-m", "alone"])],
     ]
 
@@ -122,14 +131,14 @@ def conclude(verdicts: Sequence[CheckVerdict], no_skips: bool = False) -> int:
 
 
 def run_stage(checks: Sequence[Check], scratch: Path) -> list[CheckVerdict]:
-    """Run the last check and show its output. In parallel, run the other checks one after another.
+    """Run the last check and show its output. In parallel, run the other checks at the lowest priority.
 
     At the end, print the last line of output of each of the other checks, or the complete output if the check failed.
     """
     for check in checks:
         print(f"== {check.name}: {' '.join(check.command)}", flush=True)
     *aside, shown = checks
-    with ThreadPoolExecutor(1) as threads:
+    with ThreadPoolExecutor(len(checks)) as threads:
         others = [threads.submit(run_check, check, subprocess.PIPE, scratch) for check in aside]
         last = run_check(shown, None, scratch)
         verdicts = [other.result() for other in others]
@@ -140,12 +149,14 @@ def run_stage(checks: Sequence[Check], scratch: Path) -> list[CheckVerdict]:
 
 
 def run_check(check: Check, output: int | None, scratch: Path) -> CheckVerdict:
-    """Run one check. `output`: stdout argument of subprocess. `scratch`: folder for pytest's report."""
+    """Run one check. `output`: stdout argument of subprocess; with one, the check has the lowest priority. `scratch`:
+    folder for pytest's report.
+    """
     start = time.monotonic()
     report = scratch / f"{check.name}.xml"
     noted = noting_skips(report) if check.command[0] == "pytest" else []
     done = subprocess.run(
-        [sys.executable, "-m", *check.command, *noted],
+        [*(LOWEST_PRIORITY if output else ()), sys.executable, "-m", *check.command, *noted],
         cwd=ROOT,
         env=ONE_THREAD,
         check=False,

@@ -11,7 +11,7 @@ from baton.kernels.native.build import build
 from tests.fixtures.native_levels import CHECKED, FOLDER, HALF_THE_TIME
 from tests.fixtures.tools import ROOT, tool
 
-TIMEOUT_S = 900
+TIMEOUT_S = 1800  # at the lowest priority, on a busy machine
 # What is left out takes the compiler long, and AddressSanitizer finds it too.
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize=null,object-size,pointer-overflow")
 LIBRARIES = ("libubsan.so", "libasan.so")  # the other way round the log of the former stays empty

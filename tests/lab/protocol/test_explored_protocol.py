@@ -2,49 +2,53 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
 from baton.lab.protocol import cluster, participants
-from baton.lab.protocol.cluster import ClusterStates
+from baton.lab.protocol.cluster import ClusterStates, Explored
 from baton.lab.protocol.explorer import RequestGraph, Spent, Violated
 from baton.lab.protocol.merged import Numbers
 from baton.lab.protocol.participants import ClusterSize, MoveKind, Step
 from baton.lab.protocol.state import AnswerPhase, CopyPhase, SpecAttempt, SpecRequest
 
 ONE_OF_EACH = ClusterSize(routers=1, prefill=1, decode=1, deaths=1)
+SMALL = ClusterSize(deaths=1, blocks=1)
 
 
-def explore(shape: ClusterSize) -> ClusterStates:
-    states = ClusterStates(RequestGraph(shape))
-    states.explore()
-    return states
+def explore(shape: ClusterSize) -> Explored:
+    return ClusterStates(RequestGraph(shape)).explore()
+
+
+explored_once = cache(explore)
+"""For tests that change nothing of the participants."""
 
 
 def test_two_of_each_process_with_one_death_answer_both_requests() -> None:
-    explored = explore(ClusterSize(deaths=1, blocks=1)).explored
+    explored = explored_once(SMALL)
     assert set(explored.ends) == {"answered and answered", "answered and left", "left and left"}
     assert explored.states > 20_000
 
 
 def test_two_of_each_process_two_blocks_and_two_deaths_answer_both_requests() -> None:
-    explored = explore(ClusterSize()).explored
+    explored = explored_once(ClusterSize())
     assert set(explored.ends) == {"answered and answered", "answered and left", "left and left"}
     assert explored.request_states > 50_000 and explored.most_attempts == 5
 
 
 @pytest.mark.parametrize(
     "shape",
-    [replace(ONE_OF_EACH, deaths=2), replace(ONE_OF_EACH, blocks=1, mishaps=1), ClusterSize(deaths=1, blocks=1)],
+    [replace(ONE_OF_EACH, deaths=2), replace(ONE_OF_EACH, blocks=1, deaths=0, mishaps=1), SMALL],
     ids=["deaths", "mishaps", "two of each"],
 )
 def test_equivalent_states_merged_leave_ends_attempts_and_longest_run(
     monkeypatch: pytest.MonkeyPatch, shape: ClusterSize
 ) -> None:
-    merged = explore(shape).explored
+    merged = explored_once(shape)
     monkeypatch.setattr(cluster, "representatives", every_state)
-    all_states = explore(shape).explored
+    all_states = explore(shape)
     assert merged.ends.keys() == all_states.ends.keys() and merged.states < all_states.states
     assert (merged.most_attempts, merged.longest_run) == (all_states.most_attempts, all_states.longest_run)
 
@@ -54,11 +58,11 @@ def every_state(graph: RequestGraph, faults: Sequence[Spent]) -> Numbers:
 
 
 def test_two_deaths_cost_fewer_attempts_than_routers_make() -> None:
-    assert explore(replace(ONE_OF_EACH, deaths=2, blocks=1)).explored.most_attempts == 5
+    assert explored_once(replace(ONE_OF_EACH, deaths=2, blocks=1)).most_attempts == 5
 
 
 def test_two_blocks_and_three_tokens_answer_both_requests() -> None:
-    assert "answered and answered" in explore(replace(ONE_OF_EACH, tokens=3)).explored.ends
+    assert "answered and answered" in explored_once(replace(ONE_OF_EACH, tokens=3)).ends
 
 
 def test_copies_are_torn_and_no_answer_starts_from_one() -> None:

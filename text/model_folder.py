@@ -156,7 +156,7 @@ def _gguf_file(path: Path) -> Path | None:
         digests = {layer["mediaType"]: layer["digest"] for layer in layers}
         if OLLAMA_ADAPTER in digests:
             raise NoSuchModel("has an adapter, which is not read; give the model without it, as a GGUF file")
-        digest = digests[OLLAMA_WEIGHTS]
+        digest: str = digests[OLLAMA_WEIGHTS]
         if OLLAMA_DIGEST.fullmatch(digest) is None:
             raise NoSuchModel(f"{OLLAMA_WEIGHTS} has the digest {digest!r}, which names no file")
         return root / BLOBS / digest.replace(":", "-")

@@ -19,7 +19,7 @@ from tests.fixtures.objectives import URGENT
 
 STEPS, LEARNING, LEARNING_ANEW = 500, 200, 100
 NOISE = 0.05
-LONG = 0.10  # share by which the scheduler may overestimate a long step: 2.33 standard deviations, and the error of both
+LONG = 0.10  # overestimate of a long step: 2.33 standard deviations of NOISE, and the error of the estimate
 MOST = 512
 WORLDS = 6  # of each part; 2 000 were tried when this was written
 

@@ -75,12 +75,12 @@ def check_whole(kind: Any, folder: Path, optional: tuple[str, ...] = ()) -> None
     _check_size(kind, folder)
     with torch.device("meta"):
         model: Any = kind.from_config(read_transformers_config(folder))
-    mapping: Any = get_model_conversion_mapping(model)
+    renamed: Any = get_model_conversion_mapping(model)
     options = LoadStateDictConfig(
         pretrained_model_name_or_path=str(folder),
         ignore_mismatched_sizes=True,
         device_map={"": torch.device("meta")},
-        weight_mapping=mapping,
+        weight_mapping=renamed,
     )
     with progress_bar(False):
         read, _ = model._load_pretrained_model(model, None, list(map(str, weight_files(folder))), options)

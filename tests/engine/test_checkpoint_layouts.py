@@ -164,8 +164,10 @@ def quantised(folder: Path) -> str:
 
 
 REFUSALS = (OSError, ValueError, RuntimeError, IndexError, EOFError, SafetensorError)  # of transformers
-REFUSED = (without_index, without_a_part, without_all_parts, not_fetched, a_variant, an_adapter, pickled)
-REFUSED += (with_empty_index, with_pickled_parts)
+REFUSED = (
+    *(without_index, without_a_part, without_all_parts, not_fetched, a_variant, an_adapter, pickled),
+    *(with_empty_index, with_pickled_parts),
+)
 REFUSED_BY_CONTENT = (with_byte_order_mark, with_empty_settings, with_empty_weights)
 
 

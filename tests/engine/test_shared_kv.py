@@ -99,9 +99,11 @@ def test_load_projections_of_layers_without_own_kv_are_ignored(gemma4: Path, tmp
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_greedy_gemma4_with_experts_equals_transformers(packed: bool, tmp_path: Path) -> None:
-    experts = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 48}
-    without = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False}
-    folder = make_checkpoint(tmp_path, "gemma4_text", seed=3, **without, **experts)
+    fields: dict[str, Any] = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3}
+    fields |= {"moe_intermediate_size": 48, "use_double_wide_mlp": False}
+    folder = make_checkpoint(
+        tmp_path, "gemma4_text", seed=3, hidden_size_per_layer_input=0, num_kv_shared_layers=0, **fields
+    )
     expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     prompts = [random_prompt(length, seed=length) for length in (1, 40, 90)]
     answers = PagedModel(folder, packed=packed).greedy(prompts, 30, chunk_tokens=17)

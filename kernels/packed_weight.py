@@ -7,8 +7,8 @@ codes of 0 to 15 in groups of inputs, with weight = (code - zero) * scale. Their
 with a scale per row and group, as in llama.cpp's Q8_0. With one scale for the complete row, a single large input would
 make all other inputs inexact. A scale per group costs only one more multiplication per group and output. fp4 weights
 are E2M1 codes in such groups; a table converts these codes to integers. code4 and code8 weights are codes in groups
-with a scale and perhaps an offset each, as in GGUF files: weight = code * scale + offset. Their inputs are not rounded,
-since rounding them to 8 bits changes answers of small models.
+with a scale and perhaps an offset each, as in GGUF files: weight = code * scale + offset. Their inputs are quantised to
+16 bits with a scale per row and group, since rounding them to 8 bits changes answers of small models.
 """
 
 import enum
@@ -31,7 +31,7 @@ class Stored(enum.IntEnum):
     INT8 = 3  # inputs are rounded to integers of 16 bits times a scale per row
     INT4 = 4  # inputs are rounded to integers times a scale per row and group of inputs
     FP4 = 5  # inputs are rounded as for INT4
-    CODE4 = 6  # codes of 0 to 15; inputs are not rounded
+    CODE4 = 6  # codes of 0 to 15; inputs are rounded to integers of 16 bits times a scale per row and group
     CODE8 = 7  # codes of -128 to 127
 
 

@@ -106,8 +106,9 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         # Sums of integers are exact in float64. Results of rows with a non-finite value are replaced by NaN below.
         out = (integers.double() @ stored.double().T).float() * weight.scales[: weight.outputs] * scales
         out = out.masked_fill(~x.isfinite().all(1, keepdim=True), torch.nan)
-    elif weight.zeros is not None:
-        integers, scales = _bytes(x.unflatten(1, (-1, weight.group_inputs)))
+    elif weight.stored in GROUPED:
+        largest = MOST_INTEGER if weight.zeros is None else 127
+        integers, scales = _rounded(x.unflatten(1, (-1, weight.group_inputs)), largest)
         out = ((integers.double() * scales).flatten(1) @ stored.double().T).float()
         out = out.masked_fill(~x.isfinite().all(1, keepdim=True), torch.nan)
     else:
@@ -121,10 +122,10 @@ def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tens
     return torch.einsum("rhi,hoi->rho", rounded, unpacked(weight).float().unflatten(0, (heads, -1)))
 
 
-def _bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise along the last dimension; return integers of -127 to 127, and scales with a last dimension of size 1."""
-    scales = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-    return (x / scales).round().clamp(-127, 127), scales
+def _rounded(x: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise along the last dimension; return integers up to `largest`, and scales whose last dimension is 1."""
+    scales = (x.abs().amax(-1, keepdim=True) / largest).clamp(min=torch.finfo(torch.float32).tiny)
+    return (x / scales).round().clamp(-largest, largest), scales
 
 
 MOST_INTEGER = 32767
@@ -133,8 +134,8 @@ MOST_MAGNITUDES = (1 << 24) - (1 << 17)  # largest sum of a row's magnitudes, so
 
 def _integers(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise rows to integers of at most 16 bits; return them, and scales `[rows, 1]`."""
-    scales = (x.abs().amax(-1, keepdim=True) / MOST_INTEGER).clamp(min=torch.finfo(torch.float32).tiny)
-    sums = (x / scales).round().abs().sum(-1, dtype=torch.float64, keepdim=True)
+    integers, scales = _rounded(x, MOST_INTEGER)
+    sums = integers.abs().sum(-1, dtype=torch.float64, keepdim=True)
     scales = scales * (sums / MOST_MAGNITUDES).clamp(min=1).float()
     return (x / scales).round(), scales
 

@@ -90,7 +90,12 @@ struct IntegerProducts {
         sum = reinterpret_cast<Ints>(_mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(x),
                                                          reinterpret_cast<__m512i>(part)));
 #elif defined(__AVX2__)
-        sum += reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(part)));
+        // Assembly, since GCC would otherwise compute all products before the first addition, and run out of registers.
+        Ints to = sum, products;
+        asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(to), "=&x"(products) : "x"(x), "x"(part));
+        sum = to;
+#elif defined(__SSE2__)
+        sum += reinterpret_cast<Ints>(_mm_madd_epi16(reinterpret_cast<__m128i>(x), reinterpret_cast<__m128i>(part)));
 #else
         sum += ((x << 16) >> 16) * ((part << 16) >> 16) + (x >> 16) * (part >> 16);
 #endif
@@ -164,40 +169,29 @@ struct Fp4Weight : Int4Weight {
     }
 };
 
-// Codes of a group, which are converted to numbers, code * scale + offset, and multiplied by floats.
-struct GroupScale {
-    Floats scale, offset;
-    Floats number(Ints code) const { return __builtin_convertvector(code, Floats) * scale + offset; }
-};
-
-// Codes of 0 to 15.
-struct Code4Weight : FloatProducts {
-    static constexpr int MOST_FOLDED_ROWS = 4;
-    using Number = uint32_t;  // eight codes: four in the low nibbles of the bytes, four in the high nibbles
-    static constexpr int PARTS = 8;
+// Codes of 0 to 15, unfolded to integers of 16 bits. groups.h sums over the groups, as floats.
+struct Code4Weight : IntegerProducts {
+    using Sum = Floats;
+    // Eight codes: four in the low nibbles of the bytes, four in the high nibbles. Of each four, a part has the first and
+    // the third, the next part the others.
+    static constexpr int PARTS = 4, MOST_FOLDED_ROWS = 4;
     static constexpr bool IS_GROUPED = true;
 
     Ints codes;
     explicit Code4Weight(const Number* from) : codes(load_bits(from)) {}
     template <int n>
-    Ints code() const {
-        return (codes >> (n < 4 ? 8 * n : 8 * n - 28)) & 15;
+    Ints part() const {
+        return (codes >> (8 * (n % 2) + 4 * (n / 2))) & 0x000f000f;
     }
 };
 
 // Codes of -128 to 127.
-struct Code8Weight : FloatProducts {
+struct Code8Weight : Int8Weight {
+    using Sum = Floats;
     static constexpr int MOST_FOLDED_ROWS = 4;
-    using Number = uint32_t;  // four codes
-    static constexpr int PARTS = 4;
     static constexpr bool IS_GROUPED = true;
 
-    Ints codes;
-    explicit Code8Weight(const Number* from) : codes(load_bits(from)) {}
-    template <int n>
-    Ints code() const {
-        return (codes << (24 - 8 * n)) >> 24;
-    }
+    using Int8Weight::Int8Weight;
 };
 
 }  // namespace baton

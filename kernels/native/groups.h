@@ -1,6 +1,6 @@
-// Innermost loops of products with codes in groups. int4 and fp4: within a group of inputs, products of codes and bytes
-// are summed exactly as integers; sums of groups, times both scales, are added as floats in order. code4 and code8: codes
-// are converted to numbers, whose products with floats are added in order.
+// Innermost loops of products with codes in groups. Within a group of inputs, products of codes and integers (bytes for
+// int4 and fp4, 16 bits for code4 and code8) are summed exactly; sums of groups, times both scales, are added as floats in
+// order.
 #pragma once
 
 #include "inputs.h"
@@ -8,6 +8,7 @@
 
 namespace baton {
 
+constexpr int CODE_WORDS = 4;  // words of the smallest group of code4 and code8
 constexpr int64_t GROUPS_AHEAD_BYTES = 2048;  // distance of prefetching: into L1, which is 25 % faster here than L2
 
 // Pointers to the data of a strip, from some group on.
@@ -135,7 +136,7 @@ struct Groups {
     const GroupedStrip* strips;
     int64_t count, steps;  // number of groups, and steps of each group
     bool begins;           // whether totals are overwritten instead of added to
-    Ahead ahead;           // codes to prefetch for a single strip
+    Ahead ahead;           // codes to prefetch for a single strip; code4 and code8: for unfolded codes
 };
 
 // Add, for each group, scale * input scale * (sum of codes times bytes - zero point * sum of bytes) to `totals`,
@@ -174,43 +175,63 @@ void multiply_groups(const uint32_t* x, Groups groups, void* totals) {
     }
 }
 
-// Return scale and offset of LANES outputs of a strip's group, from number `at` of its scales on.
-inline GroupScale group_scale(const GroupedStrip& strip, int64_t at) {
-    return {load_half(strip.scales + at), strip.offsets ? load_half(strip.offsets + at) : Floats{}};
+// Add a group's sums, times both scales, and its offsets to `held`, [rows][2]. x: [GROUP_HEAD_WORDS][rows]; at: index of
+// the group's scales.
+template <int rows, bool has_offsets>
+ALWAYS_INLINE void add_sums(const Ints (&sums)[rows][2], const uint32_t* x, const GroupedStrip& strip, int64_t at, Floats* held) {
+    const Floats scale[2] = {load_half(strip.scales + at), load_half(strip.scales + at + LANES)};
+    Floats offset[2] = {};
+    for (int half = 0; has_offsets && half < 2; ++half) offset[half] = load_half(strip.offsets + at + half * LANES);
+#pragma GCC unroll 14
+    for (int r = 0; r < rows; ++r)
+        for (int half = 0; half < 2; ++half) {
+            Floats total = held[2 * r + half];
+            total += __builtin_convertvector(sums[r][half], Floats) * as_float(x[r]) * scale[half];
+            if (has_offsets) total += as_float(x[rows + r]) * offset[half];
+            held[2 * r + half] = total;
+        }
 }
 
-// Add the products of some groups to `totals`, [strips][rows][2]. x: [groups][steps * PARTS][rows], floats.
+// Add, for each group, input scale * (scale * sum of codes times integers + offset * sum of integers) to `totals`,
+// [strips][rows][2]. x: [groups][GROUP_HEAD_WORDS + steps * PARTS][rows]. Unfolded codes are STRIP words apart; meanwhile
+// `ahead` is prefetched, a line per CODE_WORDS.
 template <class Format, int rows, int strips>
 void multiply_codes(const uint32_t* x, Groups groups, void* totals) {
+    constexpr bool is_folded = Format::PARTS > 1;
+    constexpr int64_t stride = is_folded ? PANEL : STRIP, step_bytes = (strips == 1 ? PANEL : STRIP) * 4;
     if (groups.begins) std::fill_n(static_cast<Floats*>(totals), strips * rows * 2, Floats{});
     const int64_t steps = groups.steps, next = (GROUPS_AHEAD_BYTES / 4 / PANEL + steps - 1) / steps * steps * PANEL;
-    for (int64_t group = 0; group < groups.count; ++group, x += steps * Format::PARTS * rows) {
+    for (int64_t group = 0; group < groups.count; ++group, x += (GROUP_HEAD_WORDS + steps * Format::PARTS) * rows) {
         auto* held = static_cast<Floats*>(totals);
         for (int s = 0; s < strips; ++s, held += 2 * rows) {
             const GroupedStrip& strip = groups.strips[s];
-            const GroupScale first = group_scale(strip, group * PANEL), second = group_scale(strip, group * PANEL + LANES);
-            Floats sums[rows][2];  // in registers
+            Ints sums[rows][2] = {};  // in registers
+            const uint32_t *words = x + GROUP_HEAD_WORDS * rows, *codes = strip.codes + group * steps * stride;
+            const auto use = [&](const Format& low, const Format& high, auto n) {
+#pragma GCC unroll 14
+                for (int r = 0; r < rows; ++r) {
+                    const Ints given = Format::given(words + r);
+                    Format::add(sums[r][0], given, low.template part<n.value>());
+                    Format::add(sums[r][1], given, high.template part<n.value>());
+                }
+                words += rows;
+            };
+#pragma GCC unroll 1
+            for (const uint32_t* const end = codes + steps * stride; codes < end;) {
+                if (!is_folded) {
+                    __builtin_prefetch(groups.ahead.from, 0, 2);
+                    groups.ahead.from += groups.ahead.stride;
+                }
 #pragma GCC unroll 4
-            for (int r = 0; r < rows; ++r) sums[r][0] = held[2 * r], sums[r][1] = held[2 * r + 1];
-            const uint32_t *words = x, *codes = strip.codes + group * steps * PANEL, *const end = codes + steps * PANEL;
-            for (; codes < end; codes += PANEL, words += Format::PARTS * rows) {
-                __builtin_prefetch(codes + next);
-                __builtin_prefetch(codes + next + LINE_BYTES / 4);
-                const Format low(codes), high(codes + LANES);
-                const auto use = [&](auto n) {
-                    const Floats numbers[2] = {first.number(low.template code<n.value>()),
-                                               second.number(high.template code<n.value>())};
-#pragma GCC unroll 4
-                    for (int r = 0; r < rows; ++r) {
-                        const Floats given = Format::given(words + n.value * rows + r);
-                        Format::add(sums[r][0], given, numbers[0]);
-                        Format::add(sums[r][1], given, numbers[1]);
-                    }
-                };
-                for_parts<Format>([&](auto... n) { (use(n), ...); });
+                for (int step = 0; step < CODE_WORDS / Format::PARTS; ++step, codes += stride) {
+                    for (int64_t byte = 0; is_folded && byte < step_bytes; byte += LINE_BYTES)
+                        __builtin_prefetch(codes + next + byte / 4);
+                    const Format low(codes), high(codes + LANES);
+                    for_parts<Format>([&](auto... n) { (use(low, high, n), ...); });
+                }
             }
-#pragma GCC unroll 4
-            for (int r = 0; r < rows; ++r) held[2 * r] = sums[r][0], held[2 * r + 1] = sums[r][1];
+            if (strip.offsets) add_sums<rows, true>(sums, x, strip, group * PANEL, held);
+            else add_sums<rows, false>(sums, x, strip, group * PANEL, held);
         }
     }
 }
@@ -219,7 +240,7 @@ using MultiplyGroups = void (*)(const uint32_t*, Groups, void*);
 
 template <class Format, int rows, int strips>
 constexpr MultiplyGroups grouped() {
-    if constexpr (std::is_base_of_v<FloatProducts, Format>) return multiply_codes<Format, rows, strips>;
+    if constexpr (std::is_base_of_v<IntegerProducts, Format>) return multiply_codes<Format, rows, strips>;
     else return multiply_groups<Format, rows, strips>;
 }
 

@@ -15,9 +15,11 @@
 namespace baton {
 
 // Conversion of inputs. `floats`: unchanged; `rounded`: floats rounded to bfloat16; `pairs`, `tiled`: two bfloat16 per
-// word; `integers`: two integers of 16 bits per word, in the order of Int8Weight, times a scale per row; `groups`: four
-// bytes of -127 to 127 per word, times a scale per row and group.
-enum class Words { floats, rounded, pairs, tiled, integers, groups };
+// word; `integers`: two integers of 16 bits per word, in the order of Int8Weight, times a scale per row; `code_groups`: the
+// same with a scale per row and group; `groups`: four bytes of -127 to 127 per word, times a scale per row and group.
+enum class Words { floats, rounded, pairs, tiled, integers, code_groups, groups };
+
+constexpr bool has_groups(Words kind) { return kind == Words::groups || kind == Words::code_groups; }
 
 // Split of rows into tiles. The first `taller` tiles have one row more than the others, which have `height` rows. For
 // tile registers all tiles have `height` rows except the last one.
@@ -34,7 +36,8 @@ struct Tiles {
     int64_t rows(int64_t tile) const { return first_row(tile + 1) - first_row(tile); }
 };
 
-// Words before the bytes of each row and group: the scale of sums in ZERO_PARTS, and the negated sum of the bytes.
+// Words before the integers of each row and group. groups: the scale of sums in ZERO_PARTS, and the negated sum of the
+// bytes. code_groups: the scale, and the sum of the integers times the scale.
 constexpr int64_t GROUP_HEAD_WORDS = 2;
 
 // 1.5 * 2^23: adding it to a small float rounds that to an integer, which is in the low bits of the sum.
@@ -114,6 +117,23 @@ inline void quantise_group(const float* x, int64_t inputs, uint32_t* to) {
     std::memcpy(to + 1, &minus, sizeof minus);
 }
 
+// Quantise one group of a row to integers of 16 bits; write its GROUP_HEAD_WORDS and then its words.
+inline void quantise_code_group(const float* x, int64_t inputs, uint32_t* to) {
+    const float scale = scale_of(x, inputs, MOST_INTEGER), inverse = 1 / scale;
+    Ints sums{};
+    for (int64_t i = 0; i < inputs; i += 2 * LANES) {
+        const int64_t count = std::min<int64_t>(2 * LANES, inputs - i);
+        float padded[2 * LANES] = {};
+        if (count < 2 * LANES) std::copy_n(x + i, count, padded);
+        const Ints pairs = to_pairs(count < 2 * LANES ? padded : x + i, inverse);
+        sums += ((pairs << 16) >> 16) + (pairs >> 16);
+        std::memcpy(to + GROUP_HEAD_WORDS + i / 2, &pairs, count * 2);
+    }
+    const float sum = scale * static_cast<float>(reduce_integers(sums, [](Ints a, Ints b) { return a + b; }));
+    std::memcpy(to, &scale, sizeof scale);
+    std::memcpy(to + 1, &sum, sizeof sum);
+}
+
 // Converted inputs: `[tile][word][row]`, or for tile registers `[tile][word / TILE_WORDS][row][TILE_WORDS]`;
 // zero-padded. They are in memory of the thread, so a thread may have only one `Inputs` at a time.
 template <Words kind>
@@ -124,7 +144,7 @@ class Inputs {
 
     Inputs(const float* x, int64_t rows, int64_t inputs, int64_t padded_inputs, int64_t group_inputs, int threads)
         : tiles(rows, kind),
-          words(kind == Words::groups  ? inputs / group_inputs * (GROUP_HEAD_WORDS + group_inputs / 4)
+          words(has_groups(kind)       ? inputs / group_inputs * (GROUP_HEAD_WORDS + group_inputs / WORD_INPUTS)
                 : kind == Words::tiled ? (padded_inputs / 2 + TILE_WORDS - 1) / TILE_WORDS * TILE_WORDS
                                        : padded_inputs / WORD_INPUTS),
           x_(x),
@@ -152,8 +172,7 @@ class Inputs {
         uint32_t words[LINE_WORDS];
     };
 
-    static constexpr int64_t WORD_INPUTS =
-        kind == Words::pairs || kind == Words::tiled || kind == Words::integers ? 2 : 1;
+    static constexpr int64_t WORD_INPUTS = kind == Words::groups ? 4 : kind == Words::floats || kind == Words::rounded ? 1 : 2;
 
     void pack_tiled(int64_t tile, uint32_t* packed) const {
         const int64_t first = tiles.first_row(tile), rows = tiles.rows(tile);
@@ -166,7 +185,7 @@ class Inputs {
     void pack(int64_t tile, uint32_t* packed) {
         const int64_t first = tiles.first_row(tile), rows = tiles.rows(tile);
         uint32_t* to = packed + first * words;
-        const uint32_t* grouped = kind == Words::groups ? quantise_groups(first, rows, to) : nullptr;
+        const uint32_t* grouped = has_groups(kind) ? quantise_groups(first, rows, to) : nullptr;
         if (grouped == to) return;
         float inverse[MOST_ROWS] = {};
         for (int64_t row = 0; row < rows && kind == Words::integers; ++row)
@@ -193,8 +212,11 @@ class Inputs {
         static thread_local std::vector<uint32_t> room;
         uint32_t* const made = rows == 1 ? tile : reserved(room, rows * words + LANES);
         uint32_t* to = made;
-        for (int64_t group = 0; group < rows * (inputs_ / group_inputs_); ++group, to += GROUP_HEAD_WORDS + group_inputs_ / 4)
-            quantise_group(x_ + first * inputs_ + group * group_inputs_, group_inputs_, to);
+        const auto quantise = kind == Words::groups ? quantise_group : quantise_code_group;
+        for (int64_t group = 0; group < rows * (inputs_ / group_inputs_); ++group) {
+            quantise(x_ + first * inputs_ + group * group_inputs_, group_inputs_, to);
+            to += GROUP_HEAD_WORDS + group_inputs_ / WORD_INPUTS;
+        }
         return made;
     }
 

@@ -84,7 +84,8 @@ class Product {
     static constexpr bool IS_TILED = kind == Words::tiled;
     static constexpr bool PACES = !IS_TILED && !Format::IS_GROUPED;
     static constexpr bool UNFOLDS = Format::PARTS > 1 && kind != Words::groups;
-    using Unfolded = std::conditional_t<kind == Words::integers, Int16Weight, Float32Weight>;
+    static constexpr bool HAS_CODES = kind == Words::code_groups;
+    using Unfolded = std::conditional_t<kind == Words::integers || HAS_CODES, Int16Weight, Float32Weight>;
 
     // Multiply a single tile by all strips, several strips together. In grouped formats the strips of only one panel
     // are multiplied together, since scales and zero points are address streams too, and a task takes several panels in
@@ -164,7 +165,7 @@ class Product {
         return IS_TILED ? TILE_WORDS : Format::IS_GROUPED ? weight_.group_inputs / STEP_INPUTS : 1;
     }
 
-    int64_t unit_words() const { return unit_steps() * Format::PARTS + (kind == Words::groups ? GROUP_HEAD_WORDS : 0); }
+    int64_t unit_words() const { return unit_steps() * Format::PARTS + (has_groups(kind) ? GROUP_HEAD_WORDS : 0); }
 
     GroupedStrip grouped_strip(int64_t strip, int64_t step) const {
         const int64_t output = strip * STRIP, group = step / unit_steps(), groups = steps_ / unit_steps();
@@ -196,9 +197,10 @@ class Product {
         const bool is_unfolded = unfolds(part.first_tile, part.end_tile);
         if (is_unfolded) unfold(part, column, room);
         const int64_t own_steps = is_unfolded ? part.steps * Format::PARTS : part.steps;
-        const int64_t asks_bytes = std::min(LINE_BYTES, stretch_bytes / own_steps);
+        const int64_t requests = HAS_CODES && is_unfolded ? own_steps / CODE_WORDS : own_steps;
+        const int64_t asks_bytes = std::min(LINE_BYTES, stretch_bytes / requests);
         for (int64_t tile = part.first_tile; tile < part.end_tile; ++tile) {
-            const int64_t rows = tiles_.rows(tile), asked = (tile - part.first_tile) * own_steps * asks_bytes;
+            const int64_t rows = tiles_.rows(tile), asked = (tile - part.first_tile) * requests * asks_bytes;
             const uint32_t* x = inputs_.tile(tile) + part.begin / unit_steps() * unit_words() * rows;
             // A single tile prefetches the rest of its panel. Several tiles prefetch the next stretch: in equal parts
             // and at an even pace, so that memory is never waited for, or the first tiles a line per step.
@@ -207,13 +209,13 @@ class Product {
             if (tiles > 1 && PACES) {
                 const int64_t done_steps = (tile - part.first_tile) * part.steps / tiles;
                 ahead = {upcoming + done_steps * PANEL * 4, PANEL * 4, own_steps / part.steps * tiles};
-            } else if (tiles > 1) {
+            } else if (tiles > 1 || (HAS_CODES && is_unfolded)) {
                 ahead = asked < stretch_bytes ? Ahead{upcoming + asked, asks_bytes} : Ahead{reinterpret_cast<const char*>(x), 0};
             }
             if constexpr (IS_TILED) {
                 multiply_tiled(x, rows, column, own_steps, sums, is_first, ahead);
             } else if (is_unfolded) {
-                MULTIPLY<Unfolded, STRIP>[rows - 1](x, room, own_steps, sums, is_first, ahead);
+                multiply_unfolded(part, x, rows, room, sums, ahead);
             } else if constexpr (Format::IS_GROUPED) {
                 const GroupedStrip strip = grouped_strip(part.strip, part.begin);
                 MULTIPLY_GROUPS<Format>[rows - 1](x, groups_of(&strip, part.steps, is_first, ahead), sums);
@@ -225,22 +227,21 @@ class Product {
         }
     }
 
+    void multiply_unfolded(const Part& part, const uint32_t* x, int64_t rows, const float* unfolded, Pair* sums,
+                           Ahead ahead) const {
+        if constexpr (HAS_CODES) {
+            GroupedStrip strip = grouped_strip(part.strip, part.begin);
+            strip.codes = reinterpret_cast<const uint32_t*>(unfolded);
+            const int64_t words = unit_steps() * Format::PARTS, count = part.steps / unit_steps();
+            MULTIPLY_GROUPS<Unfolded>[rows - 1](x, {&strip, count, words, part.begin == 0, ahead}, sums);
+        } else {
+            MULTIPLY<Unfolded, STRIP>[rows - 1](x, unfolded, part.steps * Format::PARTS, sums, part.begin == 0, ahead);
+        }
+    }
+
     // Unfold a stretch of a strip to floats or pairs of integers, [part.steps * PARTS][STRIP].
     void unfold(const Part& part, const Number* column, float* to) const {
-        if constexpr (UNFOLDS && Format::IS_GROUPED) {
-            const GroupedStrip strip = grouped_strip(part.strip, part.begin);
-            for (int64_t step = 0; step < part.steps; step += unit_steps()) {
-                const int64_t at = step / unit_steps() * PANEL;
-                const GroupScale scales[2] = {group_scale(strip, at), group_scale(strip, at + LANES)};
-                const auto unfold_one = [&](const Format& first, const Format& second, auto n) {
-                    store(to, scales[0].number(first.template code<n.value>()));
-                    store(to + LANES, scales[1].number(second.template code<n.value>()));
-                    to += STRIP;
-                };
-                for (int64_t unit = 0; unit < unit_steps(); ++unit, column += PANEL)
-                    for_parts<Format>([&](auto... n) { (unfold_one(Format(column), Format(column + LANES), n), ...); });
-            }
-        } else if constexpr (UNFOLDS) {
+        if constexpr (UNFOLDS) {
             const auto unfold_one = [&](const Format& first, const Format& second, auto n) {
                 store(to, reinterpret_cast<Floats>(first.template part<n.value>()));
                 store(to + LANES, reinterpret_cast<Floats>(second.template part<n.value>()));
@@ -309,8 +310,8 @@ void multiply_all(const float* x, int64_t rows, const Weight& weight, float* out
         case Stored::int8: return run(static_cast<Product<Int8Weight, Words::integers>*>(nullptr));
         case Stored::int4: return run(static_cast<Product<Int4Weight, Words::groups>*>(nullptr));
         case Stored::fp4: return run(static_cast<Product<Fp4Weight, Words::groups>*>(nullptr));
-        case Stored::code4: return run(static_cast<Product<Code4Weight, Words::floats>*>(nullptr));
-        case Stored::code8: return run(static_cast<Product<Code8Weight, Words::floats>*>(nullptr));
+        case Stored::code4: return run(static_cast<Product<Code4Weight, Words::code_groups>*>(nullptr));
+        case Stored::code8: return run(static_cast<Product<Code8Weight, Words::code_groups>*>(nullptr));
     }
 }
 

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <utility>
 
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 

@@ -167,6 +167,27 @@ def test_large_int4_input_coarsens_only_its_group(native: NativeLibrary) -> None
     assert (found - rest).abs().max() < 0.02 * expected.abs().max()
 
 
+@pytest.mark.parametrize("stored", [Stored.CODE4, Stored.CODE8])
+def test_large_input_of_codes_leaves_other_groups_exact(native: NativeLibrary, stored: Stored) -> None:
+    weight, x = weight_of(stored, 50, 4 * GROUP_INPUTS, bias=False), torch.randn(3, 4 * GROUP_INPUTS)
+    x[:, 0], x[:, 1:GROUP_INPUTS] = 1000.0, 0.0
+    numbers = unpacked(weight).double()
+    rest = x[:, GROUP_INPUTS:].double() @ numbers[:, GROUP_INPUTS:].T
+    found = native.packed_linear(x, weight) - 1000.0 * numbers[:, 0]
+    assert (found - rest).abs().max() < 2e-4 * rest.abs().max()
+
+
+@pytest.mark.parametrize(("stored", "code"), [(Stored.CODE4, 15), (Stored.CODE8, -128), (Stored.CODE8, 127)])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_sums_of_codes_in_the_largest_groups_fit_in_32_bits(
+    native: NativeLibrary, rows: int, stored: Stored, code: int
+) -> None:
+    kind = torch.uint8 if stored is Stored.CODE4 else torch.int8
+    weight = pack_codes(torch.full((40, 768), code, dtype=kind), torch.ones(40, 3).half(), None, None)
+    expected = torch.full((rows, 40), 768.0 * code)
+    torch.testing.assert_close(native.packed_linear(torch.ones(rows, 768), weight), expected, rtol=1e-5, atol=0.0)
+
+
 def test_sums_of_int8_are_the_same_at_every_level(native: NativeLibrary) -> None:
     """Use inputs that are integers already, the largest of which is 32767, so that rounding changes nothing."""
     weight = weight_of(Stored.INT8, 70, 500, bias=False)

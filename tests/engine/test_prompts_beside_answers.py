@@ -19,7 +19,7 @@ from tests.fixtures.objectives import URGENT
 
 STEPS, LEARNING, LEARNING_ANEW = 500, 200, 100
 NOISE = 0.05
-LONG = 0.10  # overestimate of a long step: 2.33 standard deviations of NOISE, and the error of the estimate
+LONG = 0.12  # overestimate of a long step: 2.33 standard deviations of noise, which is overestimated, too
 MOST = 512
 WORLDS = 6  # of each part; 2 000 were tried when this was written
 

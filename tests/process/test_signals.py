@@ -20,7 +20,8 @@ from baton.process.serving.signals import prepare_signals
 prepare_signals()
 threading.Thread(target=threading.Event().wait, args=(60,)).start()  # as a model that loads
 print("loading", flush=True)
-threading.Event().wait(60)
+for _ in range(600):  # in short waits: Python handles a signal that arrives just before a wait only after it
+    threading.Event().wait(0.1)
 """
 SERVING = """
 import asyncio, logging, sys

@@ -284,14 +284,15 @@ def test_device_is_busy_where_any_work_covers_the_time() -> None:
 
 
 TOLD_TO_END = """
-import signal, sys
+import signal, sys, time
 def unwind(*_):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("unwound", flush=True)
     sys.exit(143)
 signal.signal(signal.SIGTERM, unwind)
 print("begun", flush=True)
-signal.pause()
+while True:  # a signal that arrives just before signal.pause() would not end it
+    time.sleep(0.1)
 """
 
 

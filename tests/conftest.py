@@ -49,7 +49,7 @@ def processes_find_tests() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_ports() -> Iterator[None]:
-    """Of four processes of xdist, none binds a port that a test of another one found free."""
+    """Give each of up to four xdist processes ports of its own, so that none binds one that another found free."""
     place = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(redis_server, "_PORTS", redis_server._PORTS[place % 4 :: 4])

@@ -193,8 +193,8 @@ ALWAYS_INLINE void add_sums(const Ints (&sums)[rows][2], const uint32_t* x, cons
 }
 
 // Add, for each group, input scale * (scale * sum of codes times integers + offset * sum of integers) to `totals`,
-// [strips][rows][2]. x: [groups][GROUP_HEAD_WORDS + steps * PARTS][rows]. Unfolded codes are STRIP words apart; meanwhile
-// `ahead` is prefetched, a line per CODE_WORDS.
+// [strips][rows][2]. x: [groups][GROUP_HEAD_WORDS + steps * PARTS][rows]. Unfolded codes are STRIP words apart, and
+// `ahead` is prefetched at the same time, a line per CODE_WORDS.
 template <class Format, int rows, int strips>
 void multiply_codes(const uint32_t* x, Groups groups, void* totals) {
     constexpr bool is_folded = Format::PARTS > 1;

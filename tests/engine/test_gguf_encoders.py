@@ -116,7 +116,7 @@ def test_classifier_of_a_decoder_without_template_is_refused(tmp_path: Path) -> 
 
 
 def test_classifier_whose_rows_are_not_in_the_embedding_gives_the_scores(tmp_path: Path) -> None:
-    """As of a reranker with a head of its own, which the converter leaves out. Here "yes" and "no" are exchanged."""
+    """The rows of "yes" and "no" are exchanged in the classifier, so that they differ from those of the embedding."""
     original, path, expected = FILES / "qwen3-reranker.gguf", tmp_path / "own.gguf", EXPECTED["qwen3-reranker"]
     head, content = read_model_header(original).tensors["cls.output.weight"], bytearray(original.read_bytes())
     rows = content[head.start : head.start + head.stored_bytes]

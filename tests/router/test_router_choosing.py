@@ -123,9 +123,9 @@ async def test_a_beam_search_is_told_to_workers_and_answered_at_its_end(stack: S
         "early_stopping": baton_pb2.EARLY_STOPPING_FULL,
     }
     call, attempt_id = await begun(stack, text="hello", sampling=asked)
-    for told in ((await stack.prefill.received("prefill")).sampling, (await stack.decode.received("start")).sampling):
-        assert (told.n, told.beam_width, told.length_penalty) == (2, 4, 0.5)
-        assert (told.beam_stop, told.temperature) == (sampling_pb2.BEAM_STOP_FULL, 0.0)
+    for each in ((await stack.prefill.received("prefill")).sampling, (await stack.decode.received("start")).sampling):
+        assert (each.n, each.beam_width, each.length_penalty) == (2, 4, 0.5)
+        assert (each.beam_stop, each.temperature) == (sampling_pb2.BEAM_STOP_FULL, 0.0)
     stack.pair.first_step(attempt_id, [])
     # Its timings are prefill's: decode, over another session, is not to end the answer before they are in.
     await stack.until(lambda status: sum(worker.in_flight_requests for worker in status.workers) == 1)

@@ -13,7 +13,7 @@ from tests.router.conftest import READY_S, Stack, echo, encode, text_of, tokens_
 from tests.router.test_router_failures import begun
 from tests.router.test_router_refusals import refusal
 
-NOTICED_S = 20.0  # less than the grace of a session: nobody listens there any more
+NOTICED_S = 20.0  # less than the grace of a session, in which no client is connected
 
 
 async def cut(stack: Stack, at: int, **sampling: Any) -> tuple["asyncio.Task[list[Any]]", Any]:

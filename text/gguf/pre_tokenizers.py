@@ -32,6 +32,7 @@ DEEPSEEK3 = (
     rf"{ENDS}",
 )
 FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]")
+DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2.removesuffix(r"|\s+"), r"\p{N}+", r"[0-9][0-9][0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ SPLITS: Mapping[str, Split] = {
     "seed-coder": Split((SEED,)),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), Split(DEEPSEEK3)),
     "falcon": Split(FALCON),
+    "default": Split(DEFAULT),
 }
 
 

@@ -131,8 +131,20 @@ def test_folder_is_made_once_per_file(tmp_path: Path) -> None:
     assert (folder / "config.json").stat().st_mtime_ns == written
 
 
-def changed(tmp_path: Path, before: bytes, after: bytes) -> Path:
-    content = (FILES / "llama.gguf").read_bytes()
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [("llama", ["a", "=-", "b", "Ġ", "123", "4"]), ("qwen2", ["a", "=-", "b", "Ġ", "1", "2", "3", "4"])],
+)
+def test_file_without_a_named_split_gets_that_of_its_model_or_llama_cpps_default(
+    tmp_path: Path, name: str, pieces: list[str]
+) -> None:
+    folder = folder_of(changed(tmp_path, b"tokenizer.ggml.pre", b"tokenizer.ggml.prf", name), tmp_path)
+    splits = Tokenizer.from_file(str(folder / "tokenizer.json")).pre_tokenizer
+    assert [piece for piece, _ in splits.pre_tokenize_str("a=-b 1234")] == pieces
+
+
+def changed(tmp_path: Path, before: bytes, after: bytes, name: str = "llama") -> Path:
+    content = (FILES / f"{name}.gguf").read_bytes()
     assert before in content
     path = tmp_path / "changed.gguf"
     path.write_bytes(content.replace(before, after))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.text.gguf.header import GgufHeader, GgufRefused
-from baton.text.gguf.pre_tokenizers import apply_split, split_named
+from baton.text.gguf.pre_tokenizers import apply_split, split_of
 
 WORD_PIECE, UNIGRAM, BYTE_LEVEL = "bert", "t5", "gpt2"  # values of tokenizer.ggml.model
 SPECIAL = {
@@ -101,7 +101,7 @@ def _byte_level(header: GgufHeader, vocabulary: Mapping[str, Any], special: Mapp
     from transformers.integrations.gguf import convert_gguf_tokenizer
 
     backend, _ = convert_gguf_tokenizer(header.architecture, dict(vocabulary))
-    apply_split(backend, split_named(header.metadata.get("tokenizer.ggml.pre")))
+    apply_split(backend, split_of(header))
     first, last = special["cls_token"], special["sep_token"]
     between = [last] if header.architecture == "modern-bert" else [last, last]
     backend.post_processor = processors.TemplateProcessing(

@@ -17,7 +17,7 @@ from baton.text.gguf.config import ENCODERS, config_of
 from baton.text.gguf.encoder_tokenizers import BYTE_LEVEL, encoder_tokenizer
 from baton.text.gguf.encoders import write_pooling
 from baton.text.gguf.header import SUFFIX, GgufHeader, GgufRefused, has_gguf_suffix, parts_of, read_model_header
-from baton.text.gguf.pre_tokenizers import apply_split, split_named
+from baton.text.gguf.pre_tokenizers import apply_split, split_of
 from baton.text.gguf.rerankers import HEAD, write_reranker
 from baton.text.host.cache import cache_folder
 from baton.text.host.files import reading
@@ -133,7 +133,7 @@ def _tokenizer(file: Path, header: GgufHeader) -> Any:
         return PreTrainedTokenizerFast(tokenizer_object=backend, **stated)
     tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(file.parent), gguf_file=file.name)
     if kind == BYTE_LEVEL:
-        split = split_named(header.metadata.get("tokenizer.ggml.pre"))
+        split = split_of(header)
         apply_split(tokenizer.backend_tokenizer, split)
         if "tokenizer.ggml.add_bos_token" not in header.metadata and split.begins:
             tokenizer.add_bos_token = True

@@ -2,14 +2,14 @@
 
 A file names the split instead of storing it. The patterns are those of the tokenizers that the models were published
 with, as in llama.cpp's llama-vocab.cpp (llm_tokenizer_bpe). In a file with another name, texts would get other tokens
-than in training, so it is refused.
+than in training, so it is refused. Files from before April 2024 have no name; llama.cpp calls it "default" then.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from baton.text.gguf.header import GgufRefused
+from baton.text.gguf.header import GgufHeader, GgufRefused
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 ENDS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -73,8 +73,21 @@ SPLITS: Mapping[str, Split] = {
 }
 
 
-def split_named(name: object) -> Split:
-    """Return the split with the name of `tokenizer.ggml.pre`. Raises: GgufRefused for an unknown name."""
+LLAMA3_TOKENS = 128256  # size of Llama 3's vocabulary, whose first files have no name
+
+
+def split_of(header: GgufHeader) -> Split:
+    """Return the split that a file names or, if it names none, that of its model; else llama.cpp's default.
+
+    Raises: GgufRefused for an unknown name.
+    """
+    name = header.metadata.get("tokenizer.ggml.pre")
+    if name is None and header.architecture.startswith("qwen2"):
+        return SPLITS["qwen2"]
+    if name is None:
+        embeddings = header.tensors.get("token_embd.weight")
+        is_llama3 = embeddings is not None and embeddings.shape[0] == LLAMA3_TOKENS
+        return SPLITS["llama-bpe" if is_llama3 else "default"]
     split = SPLITS.get(str(name))
     if split is None:
         raise GgufRefused(f"tokenizer.ggml.pre {name!r} is not supported; supported are {', '.join(sorted(SPLITS))}")

@@ -338,4 +338,4 @@ class DecodeService(SessionService[Answer]):
         open_here = ((answer.link, answer.charge) for answer in self._table)
         present = [link for link in self._hub.links if link.outbox is not None]
         for link, limit in self._credits.deal(open_here, present, now).items():
-            link.send_latest(self._report_message(self._reader, limit, self._admission.waiting))
+            self._report_to(link, self._reader, limit, self._admission.waiting)

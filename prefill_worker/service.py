@@ -239,4 +239,4 @@ class PrefillService(SessionService[Prompt]):
         reader = None if self._fetcher is None else self._fetcher.reader
         limit = Limit(self._loop.load.pages.total, slots=0)
         for link in self._hub.links:
-            link.send_latest(self._report_message(reader, limit))
+            self._report_to(link, reader, limit)

@@ -103,7 +103,7 @@ FAILURE_REASON_CORRUPT: FailureReason
 FAILURE_REASON_ADOPTED: FailureReason
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("number", "acknowledged", "hello", "prefill", "start", "cancel", "change_role", "snapshot_request", "adopt", "want", "commands", "bring", "prepare_adapter", "adapter_list", "clock")
+    __slots__ = ("number", "acknowledged", "hello", "prefill", "start", "cancel", "change_role", "snapshot_request", "adopt", "want", "commands", "bring", "prepare_adapter", "adapter_list", "clock", "repeat_ms")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,7 @@ class ConnectRequest(_message.Message):
     PREPARE_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_LIST_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    REPEAT_MS_FIELD_NUMBER: _ClassVar[int]
     number: int
     acknowledged: int
     hello: Hello
@@ -134,7 +135,8 @@ class ConnectRequest(_message.Message):
     prepare_adapter: PrepareAdapter
     adapter_list: AdapterList
     clock: Clock
-    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., change_role: _Optional[_Union[ChangeRole, _Mapping]] = ..., snapshot_request: _Optional[_Union[_cache_pb2.SnapshotRequest, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., commands: _Optional[_Union[Commands, _Mapping]] = ..., bring: _Optional[_Union[Bring, _Mapping]] = ..., prepare_adapter: _Optional[_Union[PrepareAdapter, _Mapping]] = ..., adapter_list: _Optional[_Union[AdapterList, _Mapping]] = ..., clock: _Optional[_Union[Clock, _Mapping]] = ...) -> None: ...
+    repeat_ms: int
+    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., change_role: _Optional[_Union[ChangeRole, _Mapping]] = ..., snapshot_request: _Optional[_Union[_cache_pb2.SnapshotRequest, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., commands: _Optional[_Union[Commands, _Mapping]] = ..., bring: _Optional[_Union[Bring, _Mapping]] = ..., prepare_adapter: _Optional[_Union[PrepareAdapter, _Mapping]] = ..., adapter_list: _Optional[_Union[AdapterList, _Mapping]] = ..., clock: _Optional[_Union[Clock, _Mapping]] = ..., repeat_ms: _Optional[int] = ...) -> None: ...
 
 class Clock(_message.Message):
     __slots__ = ("echo_us", "kept_us", "wall_us")

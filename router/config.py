@@ -194,7 +194,7 @@ class RouterConfig(
         description="Time that a worker has to reconnect after its connection broke, in seconds.",
     )
     session_silence_s: float = Field(
-        1.2, gt=0.3, le=60, description="Silence after which a connected worker counts as lost, in seconds."
+        1.4, gt=0.3, le=60, description="Silence after which a connected worker counts as lost, in seconds."
     )
 
     http_host: str = Field("127.0.0.1", description="Address of the HTTP port.")

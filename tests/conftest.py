@@ -52,7 +52,7 @@ def own_ports() -> Iterator[None]:
     """Give each of up to four xdist processes ports of its own, so that none binds one that another found free."""
     place = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(redis_server, "_PORTS", redis_server._PORTS[place % 4 :: 4])
+        patch.setattr(redis_server, "PORTS", redis_server.PORTS[place % 4 :: 4])
         yield
 
 

@@ -39,7 +39,7 @@ from baton.worker.tier.announce import TierPublisher
 from baton.worker.times import RequestLog, RequestTimes
 from baton.worker.transfer.hand_over import BlockTaker
 from baton.worker.transfer.reader import TransferReader
-from baton.worker.wire import Limit, session_turn, worker_report
+from baton.worker.wire import Limit, send_report, session_turn, worker_report
 
 logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 1.0  # longest wait for the delivery of last messages, and for running copies
@@ -362,11 +362,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         if self._kv.tier is not None:
             self._files.send_changes(self._kv.tier.files)
 
-    def _report_message(
-        self, reader: TransferReader | None, limit: Limit, waiting: int = 0
-    ) -> session_pb2.ConnectResponse:
-        """Build the report for one router. `limit`: blocks and slots that this router may use. `reader`: None if this
-        worker pulls no KV.
+    def _report_to(self, link: Link, reader: TransferReader | None, limit: Limit, waiting: int = 0) -> None:
+        """Send a router its report. `limit`: blocks and slots that this router may use. `reader`: None if this worker
+        pulls no KV.
         """
         tier = None if self._kv.tier is None else self._kv.tier.state
         if tier is not None:
@@ -382,7 +380,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             tier,
             0 if self._taker is None else self._taker.taken_blocks,
         )
-        return session_pb2.ConnectResponse(epoch=self._epoch, report=report)
+        send_report(link, self._epoch, report)
 
     def _is_new(self, link: Link, attempt_id: int) -> bool:
         if self._requests.of_attempt(AttemptKey(link.router_id, attempt_id)) is None:

@@ -13,6 +13,7 @@ from baton.engine.runner.loop import EngineLoop
 from baton.engine.sampling.constraint import Constraint, Grammars
 from baton.engine.sampling.params import SamplingParams, candidates_per_beam
 from baton.engine.sampling.thoughts import thought_constraint
+from baton.process.links.hub import RouterLink
 from baton.protos import kept_session_pb2, report_pb2, sampling_pb2, session_pb2
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 from baton.text.causes import CausePart, StallCause
@@ -232,6 +233,13 @@ class Limit:
     slots: int
 
 
+def send_report(link: RouterLink[session_pb2.ConnectResponse], epoch: int, report: report_pb2.Report) -> None:
+    """Send a report to a router, with the present time; see `RouterLink.send_latest`."""
+    content = report.SerializeToString()
+    report.now_us = round(time.monotonic() * 1e6)
+    link.send_latest(session_pb2.ConnectResponse(epoch=epoch, report=report), content)
+
+
 def worker_report(
     loop: EngineLoop,
     reader: TransferReader | None,
@@ -243,8 +251,8 @@ def worker_report(
     tier: report_pb2.TierReport | None = None,
     taken_over_blocks: int = 0,
 ) -> report_pb2.Report:
-    """Build a report for one router. `limit`: blocks and slots that it may use. `waiting_requests`: requests not yet in
-    the engine.
+    """Build a report for one router, without its time. `limit`: blocks and slots that it may use. `waiting_requests`:
+    requests not yet in the engine.
     """
     load = loop.load
     return report_pb2.Report(
@@ -273,7 +281,6 @@ def worker_report(
         cache=cache,
         alone_tokens_per_s=load.rates.alone_tokens_per_s or 0.0,
         beside_tokens_per_s=load.rates.beside_tokens_per_s or 0.0,
-        now_us=round(time.monotonic() * 1e6),
         drafts=load.speculated.drafts,
         drafted_tokens=load.speculated.drafted_tokens,
         accepted_tokens=load.speculated.accepted_by_position,

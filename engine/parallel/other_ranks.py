@@ -41,7 +41,7 @@ class OtherRanks:
         # FileStore writes to /proc/self/fd/N until destroyed, and a closed number N could be reused for another file.
         self._meeting_fd = os.memfd_create("baton-ranks")
         self._start = start
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
         self._closing = self._is_one_lost = False
         self.abort: Callable[[], None] = lambda: None
@@ -166,7 +166,7 @@ class OtherRanks:
         for connection in self._connections:
             with contextlib.suppress(OSError):  # the process has already exited
                 connection.shutdown(socket.SHUT_RDWR)
-        for process in self._processes:
+        for process in self.processes:
             try:
                 process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
@@ -174,7 +174,7 @@ class OtherRanks:
                 process.wait()
         for connection in self._connections:
             connection.close()
-        self._connections, self._processes = [], []
+        self._connections, self.processes = [], []
 
     @property
     def degree(self) -> int:
@@ -192,7 +192,7 @@ class OtherRanks:
                 env=child_environment(),
                 process_group=0,  # Ctrl-C must not end ranks: the leader may still drain
             )
-            self._processes.append(process)
+            self.processes.append(process)
         self._connections.append(ours)
         wire.send(ours, wire.START, start.to_bytes())
         wire.send_fd(ours, self._meeting_fd)
@@ -211,7 +211,7 @@ class OtherRanks:
         if self._closing:
             return
         self._is_one_lost = True  # set before `abort`, which lets sums complete without the lost rank's part
-        process = self._processes[ranks[descriptor] - 1]
+        process = self.processes[ranks[descriptor] - 1]
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(EXIT_TIMEOUT_S)
         self.abort()

@@ -18,6 +18,17 @@ class ThreadTimes(NamedTuple):
     other_collections_s: float  # garbage collections on other threads, which hold the interpreter's lock
     lock_queued_s: float = 0.0  # time for which the thread that most often holds the lock waited for a core
 
+    def since(self, before: "ThreadTimes") -> "ThreadTimes":
+        """Return the times between an earlier reading and this one."""
+        return ThreadTimes(
+            self.running_s - before.running_s,
+            self.queued_s - before.queued_s,
+            self.others_s - before.others_s,
+            self.own_collections_s - before.own_collections_s,
+            self.other_collections_s - before.other_collections_s,
+            self.lock_queued_s - before.lock_queued_s,
+        )
+
 
 class ThreadMeter:
     """Measures the times of the thread that creates this object. A reading takes about 4 µs."""

@@ -39,6 +39,8 @@ class LinkCommand(Protocol):
     def hello(self) -> Greeting: ...
     @property
     def commands(self) -> "LinkCommands": ...
+    @property
+    def repeat_ms(self) -> int: ...
 
 
 class LinkCommands(Protocol):
@@ -116,6 +118,8 @@ async def _read(
     try:
         async for message in commands:
             _acknowledge(link, message.acknowledged)
+            if message.repeat_ms:
+                link.repeat_every(message.repeat_ms / 1e3)
             for command in message.commands.commands or (message,):
                 if outbox.closed:
                     return  # a newer connection has replaced this one, or the link has closed

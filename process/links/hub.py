@@ -16,6 +16,7 @@ from baton.process.links.channel import LinkChannel, LinkOverflow
 logger = logging.getLogger(__name__)
 DELIVERY_POLL_S = 0.005
 MAX_WAITING = 1024  # queued messages of a connection beyond which lossy ones are dropped
+REPEAT_S = 0.5  # time before an unchanged report is sent again, unless the router asks for another
 
 
 class LinkMessage(Protocol):
@@ -80,7 +81,8 @@ class Outbox(Generic[Message]):
 @dataclass(eq=False)
 class RouterLink(Generic[Message]):
     """Link with one router. Messages of `send` are numbered and survive a reconnect; messages of `send_lossy` do not,
-    but keep their order. `send_latest` is for reports: each replaces a previous one that is still queued.
+    but keep their order. `send_latest` is for reports: each replaces a previous one that is still queued, and one with
+    the content of the last is sent only every `repeat_s`, since reading reports is most of what an idle worker costs.
     """
 
     router_id: bytes
@@ -88,6 +90,9 @@ class RouterLink(Generic[Message]):
     outbox: Outbox[Message] | None = None
     expiry: asyncio.TimerHandle | None = None
     ended: bool = False
+    reported: bytes = b""  # content of the last report of this connection
+    repeats_at_s: float = 0.0  # time from which that content is sent again, on the event loop's clock
+    repeat_s: float = REPEAT_S
 
     def __hash__(self) -> int:
         """Hash by the router's id, so that the order of sets of links does not depend on memory addresses."""
@@ -110,10 +115,19 @@ class RouterLink(Generic[Message]):
             message.acknowledged = self.channel.last_received
             self.outbox.put(message)
 
-    def send_latest(self, message: Message) -> None:
-        if self.outbox is not None:
-            message.acknowledged = self.channel.last_received
-            self.outbox.put_latest(message)
+    def send_latest(self, message: Message, content: bytes = b"") -> None:
+        """Send a report. `content`: what makes it differ from another one, without its time; empty: it differs."""
+        now_s = asyncio.get_running_loop().time()
+        if self.outbox is None or (content and content == self.reported and now_s < self.repeats_at_s):
+            return
+        self.reported, self.repeats_at_s = content, now_s + self.repeat_s
+        message.acknowledged = self.channel.last_received
+        self.outbox.put_latest(message)
+
+    def repeat_every(self, repeat_s: float) -> None:
+        """Send an unchanged report again every `repeat_s`, the first time within `repeat_s` from now."""
+        self.repeat_s = repeat_s
+        self.repeats_at_s = min(self.repeats_at_s, asyncio.get_running_loop().time() + repeat_s)
 
 
 class LinkHub(Generic[Message]):
@@ -150,7 +164,7 @@ class LinkHub(Generic[Message]):
             link.expiry = None
         if link.outbox is not None:
             link.outbox.close()
-        link.outbox = Outbox()
+        link.outbox, link.reported, link.repeat_s = Outbox(), b"", REPEAT_S
         self._connections[link.outbox] = None
         return link, resumed
 

@@ -170,12 +170,12 @@ class RedisRegistry(RedisClient):
         """Return the new highest epoch: the maximum of `proposed` and the previous highest epoch plus 1."""
         return int(await self.script(_TAKE_EPOCH, [self.key("epoch")], [proposed]))
 
-    async def announce(self, record: WorkerRecord) -> Announced:
-        """Write or renew a record for TTL_MS. Harmless to repeat."""
+    async def announce(self, record: WorkerRecord, ttl_ms: int = TTL_MS) -> Announced:
+        """Write or renew a record for `ttl_ms`. Harmless to repeat."""
         epoch = _required_epoch(record)
         keys = [*self._worker_keys(record), self.key("epoch"), self.shared_key("secrets")]
         sealed = self.seal(keys[0], record.to_json().encode())
-        arguments: list[str | int | bytes] = [record.worker_id, epoch, sealed, TTL_MS, _FENCE_TTL_MS, self._mark]
+        arguments: list[str | int | bytes] = [record.worker_id, epoch, sealed, ttl_ms, _FENCE_TTL_MS, self._mark]
         accepted = await self.script(_ANNOUNCE, keys, arguments)
         return Announced.ACCEPTED if accepted else Announced.FENCED
 

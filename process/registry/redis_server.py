@@ -29,7 +29,7 @@ NOISE = (
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.01
-_PORTS = range(20_000, 32_000)  # Linux assigns ports from 32768 on to outgoing connections
+PORTS = range(20_000, 32_000)  # Linux assigns ports from 32768 on to outgoing connections
 _PORT_TRIES = 100
 
 
@@ -100,13 +100,13 @@ def free_ports(count: int, taken: Collection[int] = ()) -> tuple[int, ...]:
     to processes that have not bound them yet. Raises: RedisServerError.
     """
     found: list[int] = []
-    for port in random.sample(_PORTS, _PORT_TRIES):
+    for port in random.sample(PORTS, _PORT_TRIES):
         if len(found) == count:
             break
         if port not in taken and _is_free(port):
             found.append(port)
     if len(found) < count:
-        raise RedisServerError(f"{_PORT_TRIES} ports from {_PORTS.start} on were nearly all in use")
+        raise RedisServerError(f"{_PORT_TRIES} ports from {PORTS.start} on were nearly all in use")
     return tuple(found)
 
 

@@ -7,6 +7,7 @@ of the event's request. Events of a closed attempt are dropped.
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections import Counter, deque
@@ -25,7 +26,7 @@ from baton.router.cache.replica import CacheSnapshotPart, CacheUpdate
 from baton.router.cache.tiers import TierChanges, TierSnapshotPart
 from baton.router.fleet import wire as link_wire
 from baton.router.fleet.adapters import AdapterStore, ClusterAdapters
-from baton.router.fleet.link import LinkTiming, WorkerLink
+from baton.router.fleet.link import FIRST_REPEAT_MS, LinkTiming, WorkerLink
 from baton.router.fleet.wire import Command
 from baton.router.placement.cluster import Cluster, LinkEnd
 from baton.router.placement.decide import Placement
@@ -38,7 +39,7 @@ from baton.router.types.worker import WorkerDescription, WorkerReport
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 8
-GREETED_AT_ONCE = 128  # maximum number of links that open at the same time
+GREETED_AT_ONCE = 32  # maximum number of links that open at the same time, so that each opens in time on slow hosts
 RETRY_S = 1.0
 TRANSFER_ID_BYTES = 16
 
@@ -46,6 +47,15 @@ TRANSFER_ID_BYTES = 16
 class WaitingStream(Protocol):
     def resume(self) -> bool:
         """Continue; return False if the stream no longer waits."""
+
+
+REPEATS_PER_S = 1_000  # maximum number of unchanged reports that all workers together send a router
+MISSED_REPEATS = 2.5  # minimum limit of silence, in unchanged reports
+
+
+def repeat_ms(workers: int) -> int:
+    """Return the time after which workers repeat an unchanged report: reading these is most of what idle ones cost."""
+    return FIRST_REPEAT_MS * max(1, math.ceil(1e3 * workers / REPEATS_PER_S / FIRST_REPEAT_MS))
 
 
 class WakeUpLimiter:
@@ -207,8 +217,12 @@ class WorkerLinks:
             before = time.monotonic()
             await asyncio.sleep(watch_s)
             now = time.monotonic()
+            paused_s = max(0.0, now - before - 2 * watch_s)
+            asked_ms = repeat_ms(len(self._links))
+            limit_s = max(self._timing.silence_s, MISSED_REPEATS * asked_ms / 1e3)
             for connected in self._links.values():
-                connected.link.watch(now, paused_s=max(0.0, now - before - 2 * watch_s))
+                silent_s = connected.link.silent_s(now, paused_s)
+                connected.link.watch(silent_s is not None and silent_s > limit_s, asked_ms)
 
     def open(self, attempt_id: int, placement: Placement, inbox: Inbox[Any]) -> None:
         """Deliver worker events of this attempt to the inbox until `close`."""

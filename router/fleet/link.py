@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 
 from baton.process.links.channel import LinkChannel, LinkOverflow, LinkViolation, Received
+from baton.process.links.hub import REPEAT_S
 from baton.process.security.cluster_secret import CallProof, ClusterSecret
 from baton.process.security.proofs import NOT_PROVEN, prove_call
 from baton.process.security.tls import InternalTls, open_async_channel
@@ -86,6 +87,8 @@ def _connect(channel: grpc.aio.Channel, proof: CallProof | None) -> Call:
     return begin() if proof is None else begin(metadata=proof.metadata)
 
 
+FIRST_REPEAT_MS = round(REPEAT_S * 1e3)
+"""Time after which workers repeat an unchanged report without being asked."""
 _MAX_UNACKNOWLEDGED = 10_000
 _ACKNOWLEDGE_EVERY = 64  # received messages per acknowledgement; `watch` acknowledges the rest
 _FIRST_RETRY_S = 0.1
@@ -179,6 +182,7 @@ class WorkerLink:
         self._heard_at = 0.0
         self._is_silent = asyncio.Event()
         self._acknowledged = 0  # number of the last message that was acknowledged to the worker
+        self._repeat_ms = FIRST_REPEAT_MS
         self._last_report: link_wire.ReportArrival | None = None  # None: no report since the last message to the worker
         self._reports = link_wire.ReportReader()
 
@@ -301,7 +305,7 @@ class WorkerLink:
 
     def _open_outbox(self) -> LinkOutbox:
         """Open the outbox and queue again the messages that the worker has not acknowledged."""
-        self._outbox = LinkOutbox()
+        self._outbox, self._repeat_ms = LinkOutbox(), FIRST_REPEAT_MS
         for numbered in self._channel.unacknowledged():
             self._outbox.put(numbered.message)
         return self._outbox
@@ -383,17 +387,27 @@ class WorkerLink:
                 self._last_report = None
             await call.write(command)
 
-    def watch(self, now: float, paused_s: float) -> None:
+    def silent_s(self, now: float, paused_s: float) -> float | None:
+        """Return the time since the worker's last message; None while not connected. Call it every `timing.watch_s`.
+
+        `paused_s`: time in which this router's event loop was blocked, which does not count as silence.
+        """
+        if self._outbox is None:
+            return None
+        self._heard_at += paused_s
+        return now - self._heard_at
+
+    def watch(self, is_silent: bool, repeat_ms: int) -> None:
         """Acknowledge messages that no command has acknowledged, and close the connection of a silent worker.
 
-        Call it every `timing.watch_s`. `paused_s`: time in which this router's event loop was blocked, which does not
-        count as silence.
+        `repeat_ms`: time after which the worker should repeat an unchanged report.
         """
-        if self._outbox is not None:
-            self._heard_at += paused_s
-            if now - self._heard_at > self._timing.silence_s:
-                self._is_silent.set()
-            self._acknowledge()
+        if is_silent:
+            self._is_silent.set()
+        if self._outbox is not None and repeat_ms != self._repeat_ms:
+            self._outbox.put(Command(session_pb2.ConnectRequest(repeat_ms=repeat_ms)))
+            self._repeat_ms, self._heard_at = repeat_ms, time.monotonic()
+        self._acknowledge()
 
     async def _until_silent(self) -> None:
         """Wait until `watch` finds the worker silent. Raises: _WorkerSilent."""

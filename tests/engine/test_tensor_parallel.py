@@ -176,7 +176,7 @@ def test_killed_rank_is_reported_immediately_and_fails_the_next_step(tmp_path: P
         assert runner.other_ranks is not None
         lost: queue.SimpleQueue[RankLost] = queue.SimpleQueue()
         runner.other_ranks.watch(lost.put)
-        [rank] = runner.other_ranks._processes
+        [rank] = runner.other_ranks.processes
         rank.kill()
         assert str(lost.get(timeout=20.0)) == f"rank 1, process {rank.pid}, ended: exit code -9"
         with pytest.raises(RankLost):

@@ -166,8 +166,9 @@ async def test_vanished_router_and_stopped_worker_are_no_errors(caplog: pytest.L
         await eventually(lambda: not worker.connected)
         await router.connect()
         worker.say(2)
+        await worker.hub.close(WAIT_S)
+        assert await eventually(lambda: router.ended_with) is grpc.StatusCode.OK
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
-    assert await eventually(lambda: router.ended_with) is grpc.StatusCode.OK
     assert router.about("failed", 2)
     await router.disconnect()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from baton.process.links.hub import MAX_WAITING, LinkHub, Outbox, RouterLink
+from baton.process.links.hub import MAX_WAITING, REPEAT_S, LinkHub, Outbox, RouterLink
 from tests.fixtures.loop_clock import put_forward
 from tests.fixtures.waiting import eventually
 
@@ -218,6 +218,41 @@ async def test_every_message_acknowledges_the_last_received() -> None:
     hub.disconnect(session, outbox)
     session.send_latest(Note("nobody hears"))
     await hub.close(0.0)
+
+
+def sends(link: Session, content: bytes) -> bool:
+    """Return whether a report with this content is sent now."""
+    note = Note(acknowledged=-1)
+    link.send_latest(note, content)
+    return note.acknowledged >= 0
+
+
+async def test_unchanged_report_is_sent_again_only_after_a_while() -> None:
+    link, _ = connected(Hub())
+    assert [sends(link, content) for content in (b"1", b"1", b"2", b"2", b"1")] == [True, False, True, False, True]
+    put_forward(REPEAT_S)
+    assert [sends(link, b"1"), sends(link, b"1")] == [True, False]
+
+
+async def test_report_without_content_and_the_first_of_a_connection_are_always_sent() -> None:
+    hub = Hub()
+    link, _ = connected(hub)
+    assert [sends(link, content) for content in (b"", b"", b"1")] == [True, True, True]
+    link, _ = connected(hub, resumes=True)
+    assert sends(link, b"1")
+
+
+async def test_router_asks_for_fewer_unchanged_reports_and_for_more_again() -> None:
+    link, _ = connected(Hub())
+    assert sends(link, b"1")
+    link.repeat_every(10 * REPEAT_S)
+    put_forward(REPEAT_S)
+    assert [sends(link, b"1"), sends(link, b"1")] == [True, False], "the first interval began before the router asked"
+    put_forward(REPEAT_S)
+    assert not sends(link, b"1")
+    link.repeat_every(REPEAT_S)
+    put_forward(REPEAT_S)
+    assert sends(link, b"1")
 
 
 async def test_grace_begins_with_the_disconnection_and_ends_the_session_once() -> None:

@@ -74,13 +74,13 @@ def test_redis_listens_on_loopback_and_keeps_nothing_on_disk() -> None:
 
 
 def test_ports_differ_from_each_other_and_from_promised_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_server, "_PORTS", range(20_000, 20_100))
+    monkeypatch.setattr(redis_server, "PORTS", range(20_000, 20_100))
     promised = set(range(20_000, 20_090))
     ports = redis_server.free_ports(8, promised)
     assert len(set(ports)) == 8 and promised.isdisjoint(ports)
 
 
 def test_too_few_free_ports_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_server, "_PORTS", range(20_000, 20_100))
+    monkeypatch.setattr(redis_server, "PORTS", range(20_000, 20_100))
     with pytest.raises(redis_server.RedisServerError, match="in use"):
         redis_server.free_ports(11, range(20_000, 20_090))

@@ -102,6 +102,10 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    @property
+    def links(self) -> tuple[Session, ...]:
+        return self._hub.links
+
     def begin_anew(self, **info: Any) -> None:
         """Goes on behind the same port under the next epoch, with these fields of its info changed."""
         before = self._hub.links

@@ -9,7 +9,7 @@ import pytest
 
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
 from baton.protos import report_pb2
-from baton.router.fleet.fleet import Inbox, WorkerLinks
+from baton.router.fleet.fleet import REPEATS_PER_S, Inbox, WorkerLinks, repeat_ms
 from baton.router.fleet.link import WorkerLink
 from baton.router.fleet.wire import ReportReader, Tag
 from baton.router.placement.cluster import Cluster
@@ -17,6 +17,7 @@ from baton.router.placement.decide import Placement
 from baton.router.types.events import Failed, FailureReason
 from baton.router.types.request import Operation, PreparedRequest, Sampling, TokenPrompt
 from tests.fixtures.router_defaults import DEFAULT_TIMING
+from tests.fixtures.waiting import eventually
 from tests.router.clusters import cluster_of, reported
 from tests.router.fake_worker import FakePair
 
@@ -102,6 +103,21 @@ async def test_a_worker_that_comes_later_is_connected(pair: FakePair) -> None:
         await followed.connected(True)
         await membership.change(prefill, decode)
         await followed.connected(True, True)
+
+
+@pytest.mark.parametrize(("workers", "asked_ms"), [(0, 500), (500, 500), (501, 1000), (2550, 3000)])
+def test_workers_together_repeat_at_most_a_thousand_unchanged_reports_a_second(workers: int, asked_ms: int) -> None:
+    assert repeat_ms(workers) == asked_ms
+    assert workers / asked_ms * 1e3 <= REPEATS_PER_S
+
+
+async def test_router_asks_all_workers_of_a_large_fleet_for_fewer_reports(
+    pair: FakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.router.fleet.fleet.REPEATS_PER_S", 1)
+    async with Followed(ChangingMembership(*records(pair))) as followed:
+        await followed.connected(True, True)
+        await eventually(lambda: [link.repeat_s for each in pair.workers for link in each.links] == [2.0, 2.0])
 
 
 def test_no_silence_and_no_broken_connection_is_borne_for_two_seconds() -> None:

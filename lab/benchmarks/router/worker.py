@@ -28,6 +28,7 @@ from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS, SERVER_O
 from baton.process.serving.server import run
 from baton.protos import report_pb2, session_pb2, session_pb2_grpc
 from baton.worker.config import REPORT_PERIOD_S
+from baton.worker.wire import send_report
 
 BLOCK_TOKENS, BLOCKS, SLOTS, CONTEXT_TOKENS, VOCABULARY = 32, 1 << 20, 1 << 14, 1 << 17, 259
 FIRST_LETTER = 3 + ord("a") - ord("!")  # the tiny checkpoint has three special tokens, then one per byte from "!" on
@@ -112,7 +113,7 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
 
     def report(self) -> None:
         for session in self._hub.links:
-            session.send_latest(session_pb2.ConnectResponse(epoch=self._epoch, report=self._report()))
+            send_report(session, self._epoch, self._report())
 
     def _report(self) -> report_pb2.Report:
         pages = report_pb2.PageCounts(total=BLOCKS, free=BLOCKS)

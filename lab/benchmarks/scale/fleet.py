@@ -17,7 +17,7 @@ from baton.launch import CommandFailed
 from baton.process.registry.redis_server import free_ports, start_redis_server
 from baton.process.registry.worker_record import WorkerRole
 
-READY_S, POLL_S, STATUS_S = 300.0, 1.0, 30.0
+READY_S, POLL_S, STATUS_S = 300.0, 2.0, 30.0
 MIB = 1 << 20
 
 

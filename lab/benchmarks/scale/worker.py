@@ -18,7 +18,7 @@ import grpc
 
 from baton.engine.kv_cache.block_pool import CacheChanges
 from baton.lab.benchmarks.router.worker import ZeroWorker
-from baton.process.registry.membership import RENEW_S, Epoch, take_epoch
+from baton.process.registry.membership import Epoch, take_epoch
 from baton.process.registry.redis_registry import RedisRegistry, RegistryUnavailable
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
 from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS
@@ -31,6 +31,8 @@ from baton.worker.config import REPORT_PERIOD_S
 
 HOST, NAMESPACE = "127.0.0.1", "scale"
 STEP_S = 0.02
+RENEW_S, TTL_MS = 4.0, 12_000  # longer than those of real workers, which do not share a core with thousands of others
+IDLE_REPORTS = 3  # report periods between the reports of an idle worker, which `send_report` would drop
 ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: session_pb2.ROLE_DECODE}
 
 
@@ -48,15 +50,18 @@ class CachingWorker(ZeroWorker):
         self._cache.on_changes(CacheChanges(tuple(draw(HASH_BYTES) for _ in range(blocks)), ()))
         self._steps = 0
 
+    @property
+    def is_busy(self) -> bool:
+        return any(self._running.values())
+
     def step(self) -> None:
-        if any(self._running.values()):
+        if self.is_busy:
             self._steps += 1
             super().step()
 
     def _report(self) -> report_pb2.Report:
         report = super()._report()
         report.steps, report.running_sequences = self._steps, sum(map(len, self._running.values()))
-        report.now_us = time.monotonic_ns() // 1000
         report.cache.CopyFrom(self._cache.sum)
         return report
 
@@ -90,7 +95,7 @@ async def announce(registry: RedisRegistry, records: Sequence[WorkerRecord]) -> 
         began_s = time.monotonic()
         for record in records:
             try:
-                await registry.announce(record)
+                await registry.announce(record, TTL_MS)
             except RegistryUnavailable as error:
                 print(f"{record.worker_id} is not announced: {error}", file=sys.stderr, flush=True)
         await asyncio.sleep(max(0.0, began_s + RENEW_S - time.monotonic()))
@@ -119,7 +124,8 @@ async def serve_all(folder: str, redis_url: str, numbers: Sequence[int], prefill
         for worker in workers:
             worker.step()
         for worker in workers[step % period :: period]:
-            worker.report()
+            if worker.is_busy or step // period % IDLE_REPORTS == 0:
+                worker.report()
         due_s = max(due_s + STEP_S, time.monotonic())
         await asyncio.wait([announcing], timeout=due_s - time.monotonic())
         if announcing.done():

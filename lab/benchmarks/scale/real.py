@@ -4,11 +4,12 @@ import asyncio
 import itertools
 import random
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from baton.lab.benchmarks.router.worker import VOCABULARY
-from baton.lab.benchmarks.serve.load import Job, ServiceLoad, random_tokens
+from baton.lab.benchmarks.serve.load import Job, ServiceLoad, TargetFailed, random_tokens
 from baton.lab.benchmarks.serve.targets import BatonTarget
 from baton.lab.harness.processes import HarnessWorker, router_and_workers
 from baton.lab.report.statistics import percentile
@@ -51,12 +52,15 @@ async def over_window(folder: Path, slots: int = 4, requests: int = 32) -> Windo
 
 @dataclass(frozen=True, slots=True)
 class LongPromptFigures:
-    """Answers before and during one long prompt. Gaps: time between messages of an answer."""
+    """Answers before and during one long prompt. Gaps: time between messages of an answer.
+
+    `first_token_s`: the prompt's, or the time until its deadline passed.
+    """
 
     colocated: bool
     prompt_tokens: int
     answers: int
-    first_token_s: float  # of the long prompt
+    first_token_s: float
     before_tokens_per_s: float  # of all answers together
     during_tokens_per_s: float
     before_p99_ms: float
@@ -85,7 +89,7 @@ class _Arrivals:
 async def beside_long_prompt(
     folder: Path, prompt_tokens: int, colocated: bool, answers: int = 4, seconds: float = 5.0
 ) -> LongPromptFigures:
-    """Start answers, then send a long prompt. Raises: CommandFailed, TargetFailed."""
+    """Start answers, then send a long prompt, and wait for its first token or its deadline. Raises: CommandFailed."""
     context = prompt_tokens + ANSWER_TOKENS
     write_tiny_checkpoint(folder / "long", context_tokens=context, layers=1)
     model = ("--model", folder / "long", "--kv-memory", "512MiB")
@@ -106,7 +110,8 @@ async def beside_long_prompt(
         began_s = time.monotonic()
         await asyncio.sleep(seconds)
         asked_s = time.monotonic()
-        await target.answer(Job(random_tokens(draw, prompt_tokens, VOCABULARY), 1), lambda: None)
+        with suppress(TargetFailed):
+            await target.answer(Job(random_tokens(draw, prompt_tokens, VOCABULARY), 1), lambda: None)
         ended_s = time.monotonic()
         for task in running:
             task.cancel()

@@ -8,6 +8,7 @@ of 200 000 tokens beside answers of a tiny real model (FreeToken #484: they fell
 
 import asyncio
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -71,13 +72,22 @@ async def _measure(options: ScaleOptions, folder: Path) -> ScaleReport:
     parts = options.parts
     costs = []
     for workers in options.worker_counts if "workers" in parts else ():
+        _say(f"{workers} workers")
         costs.append(await fleet_cost(folder, workers, options.prompt_tokens, options.seconds))
+        _say(table(costs[-1:], COSTS))
+    _say("faults, and more requests than batch slots")
     faults = await survive_faults(folder, FaultShape(requests=options.requests)) if "faults" in parts else None
     window = await over_window(folder) if "window" in parts else None
     long = []
     for colocated in (False, True) if "long" in parts else ():
+        _say(f"a prompt of {options.long_prompt_tokens:,} tokens, {'colocated' if colocated else '1P+1D'}")
         long.append(await beside_long_prompt(folder, options.long_prompt_tokens, colocated))
     return ScaleReport(tuple(costs), faults, window, tuple(long))
+
+
+def _say(text: str) -> None:
+    """Write progress, since all parts together take half an hour."""
+    print(text, file=sys.stderr, flush=True)
 
 
 COSTS: Columns[FleetCost] = {

@@ -89,7 +89,7 @@ def test_step_that_ends_without_the_part_of_a_lost_rank_makes_no_tokens(ranks: O
     assert engine.step(), "the first token"
     is_reported = threading.Event()
     ranks.watch(lambda lost: is_reported.set())
-    [rank] = ranks._processes
+    [rank] = ranks.processes
     streams.dying = cast("RankInPart", rank)
     with pytest.raises(RankLost, match="may be incomplete"):
         engine.step()

@@ -219,10 +219,9 @@ class WorkerLinks:
             now = time.monotonic()
             paused_s = max(0.0, now - before - 2 * watch_s)
             asked_ms = repeat_ms(len(self._links))
-            limit_s = max(self._timing.silence_s, MISSED_REPEATS * asked_ms / 1e3)
+            silence_s = max(self._timing.silence_s, MISSED_REPEATS * asked_ms / 1e3)
             for connected in self._links.values():
-                silent_s = connected.link.silent_s(now, paused_s)
-                connected.link.watch(silent_s is not None and silent_s > limit_s, asked_ms)
+                connected.link.watch(now, paused_s, silence_s, asked_ms)
 
     def open(self, attempt_id: int, placement: Placement, inbox: Inbox[Any]) -> None:
         """Deliver worker events of this attempt to the inbox until `close`."""

@@ -387,26 +387,21 @@ class WorkerLink:
                 self._last_report = None
             await call.write(command)
 
-    def silent_s(self, now: float, paused_s: float) -> float | None:
-        """Return the time since the worker's last message; None while not connected. Call it every `timing.watch_s`.
-
-        `paused_s`: time in which this router's event loop was blocked, which does not count as silence.
-        """
-        if self._outbox is None:
-            return None
-        self._heard_at += paused_s
-        return now - self._heard_at
-
-    def watch(self, is_silent: bool, repeat_ms: int) -> None:
+    def watch(self, now: float, paused_s: float, silence_s: float, repeat_ms: int) -> None:
         """Acknowledge messages that no command has acknowledged, and close the connection of a silent worker.
 
-        `repeat_ms`: time after which the worker should repeat an unchanged report.
+        Call it every `timing.watch_s`. `paused_s`: time in which this router's event loop was blocked, which does not
+        count as silence. `silence_s`: silence after which the worker counts as lost. `repeat_ms`: time after which it
+        should repeat an unchanged report.
         """
-        if is_silent:
+        if self._outbox is None:
+            return
+        self._heard_at += paused_s
+        if now - self._heard_at > silence_s:
             self._is_silent.set()
-        if self._outbox is not None and repeat_ms != self._repeat_ms:
+        if repeat_ms != self._repeat_ms:
             self._outbox.put(Command(session_pb2.ConnectRequest(repeat_ms=repeat_ms)))
-            self._repeat_ms, self._heard_at = repeat_ms, time.monotonic()
+            self._repeat_ms, self._heard_at = repeat_ms, now
         self._acknowledge()
 
     async def _until_silent(self) -> None:

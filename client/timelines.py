@@ -67,6 +67,7 @@ class WorkerRequest:
     wanted_us: int | None = None  # time by which its first token is wanted; None: no TTFT objective
     ttft_slo_ms: float = 0.0  # TTFT objective; 0: none
     tbt_slo_ms: float = 0.0  # TBT objective; 0: none
+    deadline_us: int | None = None  # time at which it fails unless it is complete; None: no TTFT objective
 
 
 @dataclass(frozen=True, slots=True)

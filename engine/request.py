@@ -189,6 +189,7 @@ class Objectives:
     first_token_at_s: float = math.inf  # monotonic time by which its first token should exist
     tbt_s: float = math.inf  # longest time between two of its tokens, in seconds
     ttft_s: float = math.inf  # time from its arrival at the router to `first_token_at_s`, in seconds
+    deadline_s: float = math.inf  # monotonic time at which the request fails unless it is complete
 
 
 NO_OBJECTIVES = Objectives()

@@ -96,7 +96,7 @@ class TimelinePrompt(_message.Message):
     def __init__(self, request_number: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class TimelineRequest(_message.Message):
-    __slots__ = ("number", "request_id", "arrived_us", "prompt_tokens", "cached_tokens", "chunks", "transfer", "first_token_us", "last_token_us", "tokens", "ended_us", "failure", "drafted_tokens", "accepted_tokens", "wanted_us", "ttft_slo_ms", "tbt_slo_ms")
+    __slots__ = ("number", "request_id", "arrived_us", "prompt_tokens", "cached_tokens", "chunks", "transfer", "first_token_us", "last_token_us", "tokens", "ended_us", "failure", "drafted_tokens", "accepted_tokens", "wanted_us", "ttft_slo_ms", "tbt_slo_ms", "deadline_us")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_US_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,7 @@ class TimelineRequest(_message.Message):
     WANTED_US_FIELD_NUMBER: _ClassVar[int]
     TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_US_FIELD_NUMBER: _ClassVar[int]
     number: int
     request_id: str
     arrived_us: int
@@ -131,7 +132,8 @@ class TimelineRequest(_message.Message):
     wanted_us: int
     ttft_slo_ms: float
     tbt_slo_ms: float
-    def __init__(self, number: _Optional[int] = ..., request_id: _Optional[str] = ..., arrived_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[TimelineChunk, _Mapping]]] = ..., transfer: _Optional[_Union[TimelineTransfer, _Mapping]] = ..., first_token_us: _Optional[int] = ..., last_token_us: _Optional[int] = ..., tokens: _Optional[int] = ..., ended_us: _Optional[int] = ..., failure: _Optional[str] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., wanted_us: _Optional[int] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ...) -> None: ...
+    deadline_us: int
+    def __init__(self, number: _Optional[int] = ..., request_id: _Optional[str] = ..., arrived_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[TimelineChunk, _Mapping]]] = ..., transfer: _Optional[_Union[TimelineTransfer, _Mapping]] = ..., first_token_us: _Optional[int] = ..., last_token_us: _Optional[int] = ..., tokens: _Optional[int] = ..., ended_us: _Optional[int] = ..., failure: _Optional[str] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., wanted_us: _Optional[int] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., deadline_us: _Optional[int] = ...) -> None: ...
 
 class TimelineChunk(_message.Message):
     __slots__ = ("began_us", "ended_us", "tokens")

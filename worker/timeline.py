@@ -92,6 +92,7 @@ def request_message(times: RequestTimes) -> timeline_pb2.TimelineRequest:
         wanted_us=_us(_finite(wanted.first_token_at_s)),
         ttft_slo_ms=1e3 * (_finite(wanted.ttft_s) or 0.0),
         tbt_slo_ms=1e3 * (_finite(wanted.tbt_s) or 0.0),
+        deadline_us=_us(_finite(wanted.deadline_s)),
     )
 
 

@@ -6,7 +6,7 @@ if all prompts that are due earlier stay on time. Late prompts and those without
 
 The TTFT objective of a late prompt is doubled until the prompt can meet it. The prompt may become urgent again when
 half of the doubled objective has passed, so that it does not depend on the free part of steps (TARGET_SHARE in
-budget.py) forever. No prompt starves: when the younger prompts computed before it have more than PATIENCE times its
+budget.py) forever. It is also urgent if the free part would not complete it before its deadline, and more would. No prompt starves: when the younger prompts computed before it have more than PATIENCE times its
 tokens, it is computed before all others.
 """
 
@@ -20,6 +20,7 @@ from baton.engine.scheduler.sequences import ScheduledSequence
 
 MARGIN_SHARE = 0.05  # fraction of the TTFT objective reserved for rate errors, hand-over and host time
 AIM_SHARE = 0.25  # planned fraction of the TTFT objective; the rest is reserved for prompts that arrive later
+DEADLINE_SHARE = 0.5  # planned fraction of the time until a deadline; the rest is for the answer and for errors
 PATIENCE = 4.0
 MIN_TTFT_S = 0.01  # shortest objective whose multiples are considered
 MIN_PATIENCE_TOKENS = 256  # minimum length that PATIENCE multiplies, so that short prompts are not reordered
@@ -124,7 +125,8 @@ def _shortest_first(
 def _is_urgent(prompts: Iterable[ScheduledSequence], late: set[int], now_s: float, rates: AssumedRates) -> bool:
     """Return whether the free part of steps would complete a prompt too late.
 
-    Too late is after AIM_SHARE of its TTFT objective; for a prompt in `late`, after its doubled objective.
+    Too late is after AIM_SHARE of its TTFT objective; for a prompt in `late`, after its doubled objective, or after
+    DEADLINE_SHARE of the time until its deadline if it can be complete before that deadline.
     """
     free_s = full_s = now_s
     for each in prompts:
@@ -138,6 +140,9 @@ def _is_urgent(prompts: Iterable[ScheduledSequence], late: set[int], now_s: floa
             if free_s > began_s + AIM_SHARE * length_s:
                 return True
             continue
+        planned_s = began_s + DEADLINE_SHARE * (objectives.deadline_s - began_s)
+        if free_s > planned_s and full_s <= objectives.deadline_s:
+            return True
         while began_s + 2.0 * length_s < full_s:
             length_s *= 2.0
         if began_s + length_s <= now_s and free_s > began_s + 2.0 * length_s:

@@ -326,8 +326,9 @@ class WorkerReplay:
 
     def _request(self, number: int) -> Request:
         own, routed = self._known.both(number)
-        wanted_s = math.inf if own.wanted_us is None else own.wanted_us / 1e6
-        objectives = Objectives(wanted_s, own.tbt_slo_ms / 1e3 or math.inf, own.ttft_slo_ms / 1e3 or math.inf)
+        wanted_s, deadline_s = (math.inf if us is None else us / 1e6 for us in (own.wanted_us, own.deadline_us))
+        ttft_s, tbt_s = own.ttft_slo_ms / 1e3 or math.inf, own.tbt_slo_ms / 1e3 or math.inf
+        objectives = Objectives(wanted_s, tbt_s, ttft_s, deadline_s)
         prompt, params = self._model.prompt(number)
         return Request(
             number,

@@ -1,5 +1,6 @@
 """Order of prompts by TTFT objectives, and steps that an urgent prompt lengthens, on a virtual clock."""
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -33,13 +34,15 @@ class Clock:
         self.ends: dict[int, float] = {}  # by request id: when its prompt was complete
         self.due: dict[int, float] = {}
 
-    def add(self, tokens: int, ttft_s: float | None = TTFT_S, max_tokens: int = 1) -> int:
-        """Add a prompt that arrives now. `ttft_s` None: it has no objective."""
+    def add(
+        self, tokens: int, ttft_s: float | None = TTFT_S, max_tokens: int = 1, time_left_s: float = math.inf
+    ) -> int:
+        """Add a prompt that arrives now. `ttft_s` None: it has no objective. `time_left_s`: time until its deadline."""
         self.made += 1
         of_request = NO_OBJECTIVES
         if ttft_s is not None:
             self.due[self.made] = self.now_s + ttft_s
-            of_request = Objectives(self.now_s + ttft_s, TBT_S, ttft_s)
+            of_request = Objectives(self.now_s + ttft_s, TBT_S, ttft_s, self.now_s + time_left_s)
         params = SamplingParams(max_tokens=max_tokens)
         self.scheduler.add(Request(self.made, (1,) * tokens, params, (), objectives=of_request))
         return self.made
@@ -177,6 +180,24 @@ def test_late_prompt_takes_the_free_part_of_steps_until_its_next_objective_is_ne
     while clock.now_s < 60.0 and clock.step()[1] <= OWN_S + TOKEN_S:
         pass
     assert clock.now_s < 60.0, "it was never urgent again"
+
+
+def test_late_prompt_takes_what_the_objective_of_answers_leaves_to_be_complete_before_its_deadline() -> None:
+    clock = beside()
+    arrived_s, prompt = clock.now_s, clock.add(4000, time_left_s=22.0)
+    durations = []
+    while prompt not in clock.ends:
+        durations.append(clock.step()[1])
+    assert clock.ends[prompt] < arrived_s + 22.0
+    assert TBT_S * 0.75 <= max(durations) <= TBT_S
+
+
+def test_prompt_that_cannot_be_complete_before_its_deadline_takes_the_free_part_of_steps() -> None:
+    clock = beside()
+    clock.add(4000, time_left_s=5.0)
+    arrived_s = clock.now_s
+    while clock.now_s < arrived_s + 5.0:
+        assert clock.step()[1] <= OWN_S + TOKEN_S
 
 
 def test_strict_scheduler_keeps_the_free_part_for_all_prompts() -> None:

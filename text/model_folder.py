@@ -7,7 +7,7 @@ they are loaded are never downloaded.
 
 import glob
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,7 +27,9 @@ from baton.text.weight_files import (
     gguf_files,
     indexed_names,
     is_gguf,
+    is_index,
     is_model,
+    stored_file,
     weight_files,
 )
 
@@ -234,11 +236,19 @@ def _checkpoint(hub_id: str, with_weights: bool) -> Path | None:
     from huggingface_hub import snapshot_download
 
     folder = Path(snapshot_download(hub_id, allow_patterns=[*(MODEL_FILES if with_weights else DESCRIBING_FILES)]))
-    if (folder / SINGLE_FILE).exists():
+    stored = stored_file(folder)
+    if stored is not None and with_weights:
+
+        def fetch(names: Iterable[str]) -> None:
+            """Download files of the same commit, which names the folder."""
+            snapshot_download(hub_id, revision=folder.name, allow_patterns=[glob.escape(name) for name in names])
+
+        if not stored.exists():
+            fetch([stored.relative_to(folder).as_posix()])
+        if is_index(stored):
+            fetch(name for name in indexed_names(folder, stored) if name.endswith(SAFETENSORS))
+    if stored is not None:
         return folder
-    if with_weights and (folder / INDEX_FILE).exists():
-        parts = [glob.escape(name) for name in indexed_names(folder) if name.endswith(SAFETENSORS)]
-        return Path(snapshot_download(hub_id, revision=folder.name, allow_patterns=parts))  # a commit names the folder
     if not any((folder / name).exists() for name in IDENTIFYING_FILES):
         return None
     if not with_weights and (folder / "config.json").exists() and has_tokenizer(folder):

@@ -8,7 +8,7 @@ from baton.text.host.files import FileRefused, check_fetched, read_json, reads
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-SAFETENSORS = ".safetensors"
+SAFETENSORS, INDEX = ".safetensors", ".safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 NOT_READ = "which is not read, since loading it would run code"
 CONVERT = "convert it to safetensors, or give the folder or Hugging Face id of the original checkpoint"
@@ -21,9 +21,32 @@ class WeightsRefused(FileRefused):
 
 def has_weights(folder: Path) -> bool:
     """Return whether a folder has weights that are read, with all files of their index. Raises: WeightsRefused."""
-    if not (folder / SINGLE_FILE).exists() and (folder / INDEX_FILE).exists():
-        return all((folder / name).exists() for name in indexed_names(folder))
-    return (folder / SINGLE_FILE).exists() or is_gguf(folder)
+    stored = stored_file(folder)
+    if stored is not None and is_index(stored):
+        return stored.exists() and all((folder / name).exists() for name in indexed_names(folder, stored))
+    return is_gguf(folder) if stored is None else stored.exists()
+
+
+def stored_file(folder: Path) -> Path | None:
+    """Return the safetensors file or index that config.json names (`transformers_weights`), else `model.safetensors`,
+    else its index; None without one of these. Raises: WeightsRefused.
+    """
+    config = folder / "config.json"
+    named = read_json(config, WeightsRefused, dict).get("transformers_weights") if config.is_file() else None
+    if named is None:
+        return next((folder / name for name in (SINGLE_FILE, INDEX_FILE) if (folder / name).exists()), None)
+    if not isinstance(named, str) or not named.endswith((SAFETENSORS, INDEX)) or _is_outside(named):
+        raise WeightsRefused(f"{config}: transformers_weights {named!r} names no safetensors file in this folder")
+    return folder / named
+
+
+def is_index(stored: Path) -> bool:
+    """Return whether `stored` is an index, which names the files of the weights."""
+    return stored.name.endswith(INDEX)
+
+
+def _is_outside(name: str) -> bool:
+    return Path(os.path.normpath(name)).parts[:1] in ((os.pardir,), (os.sep,))
 
 
 def stores_weights(folder: Path) -> bool:
@@ -35,9 +58,7 @@ def stores_weights(folder: Path) -> bool:
 
 def is_gguf(folder: Path) -> bool:
     """Return whether the weights are in a GGUF file; safetensors files take precedence."""
-    if (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists():
-        return False
-    return bool(_gguf_models(folder))
+    return stored_file(folder) is None and bool(_gguf_models(folder))
 
 
 def gguf_files(folder: Path) -> tuple[Path, ...]:
@@ -65,7 +86,7 @@ def is_model(name: str) -> bool:
 
 @reads(WeightsRefused)
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return `model.safetensors`, or else all files that the index names, or else the GGUF file.
+    """Return the safetensors file (`stored_file`), or all files that its index names, or else the GGUF file.
 
     Raises: WeightsRefused, which says what the folder has instead.
     """
@@ -76,13 +97,16 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
-    if (folder / SINGLE_FILE).is_file():
-        return (folder / SINGLE_FILE,)
-    if not (folder / INDEX_FILE).exists():
+    index = stored_file(folder)
+    if index is None:
         if found := gguf_files(folder):
             return found
         raise WeightsRefused(_instead(folder))
-    names, index = indexed_names(folder), folder / INDEX_FILE
+    if not is_index(index):
+        if not index.is_file():
+            raise WeightsRefused(f"{index}: is not a file")
+        return (index,)
+    names = indexed_names(folder, index)
     for name in names:
         if not (folder / name).is_file():
             raise WeightsRefused(f"{index}: names {name!r}, which is not a file in this folder")
@@ -91,14 +115,13 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     return tuple(folder / name for name in names)
 
 
-def indexed_names(folder: Path) -> list[str]:
-    """Return the paths, relative to the folder, of the files that its index names. Raises: WeightsRefused."""
-    index = folder / INDEX_FILE
+def indexed_names(folder: Path, index: Path) -> list[str]:
+    """Return the paths, relative to the folder, of the files that an index names. Raises: WeightsRefused."""
     weight_map = read_json(index, WeightsRefused, dict).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightsRefused(f"{index}: weight_map is missing or empty")
     names = {os.path.relpath(folder / str(name), folder) for name in weight_map.values()}
-    if outside := [name for name in sorted(names) if Path(name).parts[:1] == (os.pardir,)]:
+    if outside := [name for name in sorted(names) if _is_outside(name)]:
         raise WeightsRefused(f"{index}: names {outside[0]!r}, which is not a file in this folder")
     return sorted(names)
 

@@ -6,8 +6,9 @@ if all prompts that are due earlier stay on time. Late prompts and those without
 
 The TTFT objective of a late prompt is doubled until the prompt can meet it. The prompt may become urgent again when
 half of the doubled objective has passed, so that it does not depend on the free part of steps (TARGET_SHARE in
-budget.py) forever. It is also urgent if the free part would not complete it before its deadline, and more would. No prompt starves: when the younger prompts computed before it have more than PATIENCE times its
-tokens, it is computed before all others.
+budget.py) forever. It is also urgent if the free part would not complete it before its deadline, and more would. No
+prompt starves: when the younger prompts computed before it have more than PATIENCE times its tokens, it is computed
+before all others.
 """
 
 import math

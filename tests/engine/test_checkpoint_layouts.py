@@ -75,12 +75,21 @@ def split(folder: Path, names: tuple[str, str], indexed: bool) -> None:
 EXTRA = ("consolidated", "adapter_model", "model.fp16", "model-00001-of-00002", "optimizer", "vision")
 
 
-@pytest.mark.parametrize("layout", ["single", "indexed", "both"])
+@pytest.mark.parametrize("layout", ["single", "indexed", "both", "named", "named index"])
 def test_other_files_of_weights_in_a_folder_are_ignored(layout: str, original: Path, folder: Path) -> None:
     if layout == "indexed":
         split(folder, ("Model-1-OF-2.fp16.safetensors", "b.safetensors"), indexed=True)
     if layout == "both":
         (folder / INDEX_FILE).write_text(json.dumps({"weight_map": {"x": "gone.safetensors"}}))
+    if layout == "named":
+        (folder / SINGLE_FILE).rename(folder / "best.safetensors")
+        save_file(NOISE, folder / SINGLE_FILE)
+        rewrite(folder, transformers_weights="best.safetensors")
+    if layout == "named index":
+        split(folder, ("a.safetensors", "b.safetensors"), indexed=True)
+        (folder / INDEX_FILE).rename(folder / "best.safetensors.index.json")
+        save_file(NOISE, folder / SINGLE_FILE)
+        rewrite(folder, transformers_weights="best.safetensors.index.json")
     for name in EXTRA:
         save_file(NOISE, folder / f"{name}.safetensors")
     (folder / "damaged.safetensors").write_bytes(b"cut")
@@ -104,6 +113,16 @@ def without_all_parts(folder: Path) -> str:
     (folder / SINGLE_FILE).unlink()
     (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": "gone.safetensors"}}))
     return "names 'gone.safetensors', which is not a file in this folder"
+
+
+def named_outside(folder: Path) -> str:
+    rewrite(folder, transformers_weights="../model.safetensors")
+    return "transformers_weights '../model.safetensors' names no safetensors file in this folder"
+
+
+def named_but_missing(folder: Path) -> str:
+    rewrite(folder, transformers_weights="best.safetensors")
+    return "best.safetensors: is not a file"
 
 
 def not_fetched(folder: Path) -> str:
@@ -166,6 +185,7 @@ def quantised(folder: Path) -> str:
 REFUSALS = (OSError, ValueError, RuntimeError, IndexError, EOFError, SafetensorError)  # of transformers
 REFUSED = (
     *(without_index, without_a_part, without_all_parts, not_fetched, a_variant, an_adapter, pickled),
+    *(named_outside, named_but_missing),
     *(with_empty_index, with_pickled_parts),
 )
 REFUSED_BY_CONTENT = (with_byte_order_mark, with_empty_settings, with_empty_weights)

@@ -83,13 +83,20 @@ def sharded(hub: FakeHub) -> set[str]:
     return {INDEX_FILE, *PARTS}
 
 
+def named(hub: FakeHub) -> set[str]:
+    config = hub.published / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "transformers_weights": "best.safetensors"}))
+    (hub.published / SINGLE_FILE).rename(hub.published / "best.safetensors")
+    return {"best.safetensors"}
+
+
 def of_sentence_transformers(hub: FakeHub) -> set[str]:
     files = {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
     hub.add(*files)
     return {*files, SINGLE_FILE}
 
 
-@pytest.mark.parametrize("layout", [single, sharded, of_sentence_transformers])
+@pytest.mark.parametrize("layout", [single, sharded, named, of_sentence_transformers])
 def test_download_of_a_checkpoint_fetches_only_what_is_loaded(
     layout: Callable[[FakeHub], set[str]], hub: FakeHub
 ) -> None:

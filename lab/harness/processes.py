@@ -97,14 +97,22 @@ class RunningProgram:
 
     async def wait_until(self, is_ready: Ready, timeout_s: float = READY_S) -> None:
         """Wait until `is_ready`. Raises: CommandFailed if the process exits first, or on timeout."""
-        loop, ended = asyncio.get_running_loop(), self._ended
-        deadline = loop.time() + timeout_s
+        deadline = asyncio.get_running_loop().time() + timeout_s
         while not await is_ready():
-            if ended is None or ended.done() or loop.time() > deadline:
-                what = "exited" if ended is None or ended.done() else f"was not ready within {timeout_s:g} s"
-                tail = self._program.log.read_text(errors="replace")[-LOG_TAIL_BYTES:]
-                raise CommandFailed(f"{self._program.name} {what}:\n{tail}")
+            self.check_runs()
+            if asyncio.get_running_loop().time() > deadline:
+                raise self.failure(f"was not ready within {timeout_s:g} s")
             await asyncio.sleep(POLL_S)
+
+    def check_runs(self) -> None:
+        """Raises: CommandFailed if the process has exited."""
+        if self._ended is None or self._ended.done():
+            raise self.failure("exited")
+
+    def failure(self, what: str) -> CommandFailed:
+        """Return an error about this program with the end of its log."""
+        tail = self._program.log.read_text(errors="replace")[-LOG_TAIL_BYTES:]
+        return CommandFailed(f"{self._program.name} {what}:\n{tail}")
 
 
 @contextmanager

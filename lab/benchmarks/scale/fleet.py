@@ -13,7 +13,6 @@ from baton.client import AsyncAdminClient, BatonClientError
 from baton.lab.benchmarks.router.streams import cpu_s
 from baton.lab.benchmarks.scale.worker import HOST, NAMESPACE, role_of
 from baton.lab.harness.processes import ONCE, Program, RunningProgram, our_program, serves, split_cores
-from baton.launch import CommandFailed
 from baton.process.registry.redis_server import free_ports, start_redis_server
 from baton.process.registry.worker_record import WorkerRole
 
@@ -131,9 +130,15 @@ async def fleet(folder: Path, shape: FleetShape, *router_flags: object) -> Async
 
 
 async def until_connected(fleet: Fleet, workers: int) -> None:
-    """Wait until the router serves and has links to this number of workers. Raises: CommandFailed."""
+    """Wait until the router serves and has links to this number of workers.
+
+    Raises: CommandFailed if a process exits first, or on timeout.
+    """
     deadline_s = time.monotonic() + READY_S
     while not (await serves(fleet.target) and await fleet.connected() >= workers):
+        for program in (fleet.router, *fleet.hosts.values()):
+            program.check_runs()
         if time.monotonic() > deadline_s:
-            raise CommandFailed(f"only {await fleet.connected()} of {workers} workers connected within {READY_S:g} s")
+            had = f"had links to only {await fleet.connected()} of {workers} workers after {READY_S:g} s"
+            raise fleet.router.failure(had)
         await asyncio.sleep(POLL_S)

@@ -60,6 +60,7 @@ class LongPromptFigures:
     colocated: bool
     prompt_tokens: int
     answers: int
+    answered: bool
     first_token_s: float
     before_tokens_per_s: float  # of all answers together
     during_tokens_per_s: float
@@ -110,8 +111,10 @@ async def beside_long_prompt(
         began_s = time.monotonic()
         await asyncio.sleep(seconds)
         asked_s = time.monotonic()
+        answered = False
         with suppress(TargetFailed):
             await target.answer(Job(random_tokens(draw, prompt_tokens, VOCABULARY), 1), lambda: None)
+            answered = True
         ended_s = time.monotonic()
         for task in running:
             task.cancel()
@@ -119,5 +122,5 @@ async def beside_long_prompt(
         await target.close()
     before, during = arrivals.between(began_s, asked_s), arrivals.between(asked_s, ended_s)
     return LongPromptFigures(
-        colocated, prompt_tokens, answers, ended_s - asked_s, before[0], during[0], before[1], during[1]
+        colocated, prompt_tokens, answers, answered, ended_s - asked_s, before[0], during[0], before[1], during[1]
     )

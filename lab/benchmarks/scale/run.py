@@ -44,8 +44,10 @@ class ScaleReport:
             kept["window: every request was answered"] = not self.window.failed
         for each in self.long:
             name = "colocated" if each.colocated else "1P+1D"
-            text = f"{each.prompt_tokens} tokens, {name}: answers keep {KEPT_SHARE:.0%} of their rate"
-            kept[text] = each.during_tokens_per_s >= KEPT_SHARE * each.before_tokens_per_s
+            prompt = f"{each.prompt_tokens} tokens, {name}"
+            kept[f"{prompt}: the prompt is answered before its deadline"] = each.answered
+            keeps_rate = each.during_tokens_per_s >= KEPT_SHARE * each.before_tokens_per_s
+            kept[f"{prompt}: answers keep {KEPT_SHARE:.0%} of their rate"] = keeps_rate
         return kept
 
     def as_json(self) -> Result:

@@ -197,6 +197,7 @@ class PrefillTokenCost:
 
 PROMISED_SHARE = 0.10  # maximum time that prompt tokens add to a step, as a fraction of it; tests check it
 TARGET_SHARE = PROMISED_SHARE / 2  # planned fraction: keeps the promise if a token costs up to twice the learned cost
+DELIVERY_SHARE = 0.1  # fraction of a TBT objective reserved for a token's way to its client
 FIRST_AIM, LEAST_AIM, MOST_AIM = 0.85, 0.7, 0.97  # planned fractions of a TBT objective: initial, and bounds
 AIM_STEP = 0.02  # change of that fraction after a step that took longer than the objective
 MISSED_SHARE = 0.001  # fraction of steps that may: an answer of 100 tokens meets a p99 objective if no step misses
@@ -277,9 +278,12 @@ class StepBudget:
         return min(most, max(MIN_TOKENS, int(min(affordable, TRUST_FACTOR * self._largest))))
 
     def goal_s(self, answers: int, objectives_s: Iterable[float]) -> float:
-        """Return the strictest TBT objective of a step's answers; one that they miss without prompts is doubled."""
+        """Return the longest time of a step by the strictest TBT objective of its answers, less DELIVERY_SHARE.
+
+        An objective that they miss without prompts is doubled.
+        """
         own_s = self._own.long_s(answers)
-        return min((reachable(each, own_s) for each in objectives_s), default=0.0)
+        return (1.0 - DELIVERY_SHARE) * min((reachable(each, own_s) for each in objectives_s), default=0.0)
 
     def alone_tokens(self, most: int) -> int:
         """Return the number of prompt tokens for a step without answers: at most `most`, and at least one block's worth

@@ -129,15 +129,16 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
                 self._first_step(session, command.prefill)
             case "start":
                 start = command.start
+                sequence = self._begun(start)
                 if start.prefill_endpoint:
                     landed = session_pb2.Landed(attempt_id=start.attempt_id, transport="none")
                     self._say(session, landed=landed)
+                    sequence.waiting = 1  # the first token, too, in case the prefill worker ends before it sends it
                 else:
                     self._first_step(session, start)
+                    sequence.made += 1
                 if start.sampling.max_tokens > start.answered_tokens + 1:
                     self.marks.clear()
-                    sequence = self._begun(start)
-                    sequence.made += 1
                     self._running.setdefault(session.router_id, {})[start.attempt_id] = sequence
             case "cancel":
                 self._running.get(session.router_id, {}).pop(command.cancel.attempt_id, None)

@@ -47,7 +47,7 @@ def test_find_model_of_unsupported_weights_names_them_and_the_remedy(
     folder = tmp_path / "given"
     folder.mkdir()
     for name in files:
-        (folder / name).touch()
+        (folder / name).write_text("{}" if name.endswith(".json") else "")
     with pytest.raises(ModelNotUsable, match=message) as refused:
         find_model(str(folder / given), tmp_path, tmp_path)
     assert "no such folder" not in str(refused.value)

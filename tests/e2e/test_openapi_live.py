@@ -48,7 +48,7 @@ def tried(stack: Stack, *options: str) -> int:
     program = client_python().with_name("schemathesis")
     command = [str(program), "run", f"{stack.url}/openapi.json", "--no-color", "--workers", "2", *options]
     command += ["--generation-deterministic", "--checks", "all", "--exclude-checks", UNCHECKED, "--continue-on-failure"]
-    command += ["--request-timeout", REQUEST_TIMEOUT_S]
+    command += ["--request-timeout", REQUEST_TIMEOUT_S, "--max-response-time", REQUEST_TIMEOUT_S]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=stack.folder)
     assert done.returncode == 0, done.stdout + done.stderr
     generated = re.search(r"(\d+) generated, \1 passed", done.stdout)

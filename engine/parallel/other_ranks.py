@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import select
 import socket
@@ -25,6 +26,8 @@ from baton.engine.parallel.collectives import TIMEOUT, RankLost, path_of
 from baton.engine.parallel.shard import Shard
 from baton.engine.parallel.wire import AdapterToAdd, RankOptions, RankPool, RankStart, StepToMeasure, WeightsToRead
 from baton.engine.request import Plan
+
+logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 900.0  # maximum time to read a rank's part of a checkpoint
 ADAPTER_TIMEOUT_S = 60.0  # maximum time to read an adapter; no step runs during the read
@@ -214,8 +217,10 @@ class OtherRanks:
         process = self.processes[ranks[descriptor] - 1]
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(EXIT_TIMEOUT_S)
+        lost = RankLost(f"rank {ranks[descriptor]}, process {process.pid}, ended: exit code {process.returncode}")
+        logger.error("%s", lost)  # here, since a collective that breaks may end the worker before `on_lost`
         self.abort()
-        on_lost(RankLost(f"rank {ranks[descriptor]}, process {process.pid}, ended: exit code {process.returncode}"))
+        on_lost(lost)
 
     def _tell(self, kind: int, payload: bytes) -> None:
         for rank, connection in enumerate(self._connections, start=1):

@@ -129,8 +129,7 @@ async def test_killed_rank_ends_its_worker_and_so_the_attempts_there(stack: Stac
     assert worker.popen is not None
     assert await asyncio.to_thread(worker.popen.wait, NOTICED_S) == 1
     assert time.monotonic() - killed < 2 * NOTICED_S
-    noticed = f"rank 1, process {follower}, ended: exit code -9", "rank 0: a collective with the other ranks failed"
-    assert any(why in worker.text() for why in noticed), "the leader waits for both, and either may come first"
+    assert f"rank 1, process {follower}, ended: exit code -9" in worker.text()
     await asyncio.to_thread(stack.wait_for, lambda: has_ended(follower), NOTICED_S, "end of the other rank")
     worker.popen = None  # so that its exit code is not checked
     worker.log.unlink()  # and neither is its traceback

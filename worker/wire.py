@@ -159,7 +159,7 @@ def objectives_of(
     command: session_pb2.Prefill | session_pb2.Start, arrived_s: float, tbt_s: float = math.inf
 ) -> Objectives:
     """Return the latency objectives of a command that arrived at `arrived_s`, in monotonic seconds. `tbt_s`: the
-    worker's TBT objective, for a command without one. Its deadline counts only beside a TTFT objective.
+    worker's TBT objective, for a command without one. Its deadline counts only with a TTFT objective.
     """
     own_tbt_s = command.tbt_slo_ms / 1e3 if command.tbt_slo_ms else tbt_s
     if not (command.HasField("first_token_in_ms") and command.ttft_slo_ms):

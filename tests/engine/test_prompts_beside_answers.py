@@ -131,7 +131,7 @@ def test_no_step_takes_longer_than_the_target_and_most_of_that_is_used(part: int
         world = World(f"target {part} {number}", slo=random.Random(number).uniform(1.5, 6.0))
         assert world.target_s is not None
         for step in world.settled():
-            target_s = reachable(world.target_s, step.own_s * (1 + LONG))
+            target_s = (1.0 - DELIVERY_SHARE) * reachable(world.target_s, step.own_s * (1 + LONG))
             bound_s = max(target_s * (1 + NOISE), step.own_s * (1 + PROMISED_SHARE), step.own_s + step.token_s)
             assert step.own_s + step.prompts_s <= bound_s, f"{part} {number}: {world.target_s} {step}"
             used += min(step.prompts_s, world.target_s) / world.target_s

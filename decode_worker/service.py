@@ -208,7 +208,8 @@ class DecodeService(SessionService[Answer]):
             self._end(answer)  # the first tokens complete the answer, and the router has them from the prefill worker
             self._free(answer)
             return
-        outcomes = await asyncio.wrap_future(self._loop.activate(answer.request_id, pull.first_tokens))
+        activated = self._loop.activate(answer.request_id, pull.first_tokens, validated_s)
+        outcomes = await asyncio.wrap_future(activated)
         if outcomes:  # outcomes of a beam search that finished with its first tokens
             now = time.monotonic()
             self.on_outcomes(outcomes, StepRecord(now, now))

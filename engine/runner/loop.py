@@ -1,6 +1,7 @@
 """Engine on its own thread, used from an event loop: calls are passed to the thread, and outcomes to callbacks."""
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -198,10 +199,12 @@ class EngineLoop:
         reserve = self._scheduler.reserve
         return self._thread.call(self._recorded, CallKind.RESERVE, request.request_id, reserve, request, cache_root)
 
-    def activate(self, request_id: int, first_tokens: Sequence[FirstToken]) -> Future[list[SchedulerOutcome]]:
-        """Start the choices of a request whose KV has arrived. The choices join the batch at the next step."""
-        activate = self._scheduler.activate
-        return self._thread.call(self._recorded, CallKind.ACTIVATE, request_id, activate, request_id, first_tokens)
+    def activate(
+        self, request_id: int, first_tokens: Sequence[FirstToken], received_s: float
+    ) -> Future[list[SchedulerOutcome]]:
+        """Start the choices of a request, whose KV was received at `received_s`, with the next step."""
+        activate = functools.partial(self._scheduler.activate, request_id, first_tokens, received_s)
+        return self._thread.call(self._recorded, CallKind.ACTIVATE, request_id, activate)
 
     def abort(self, request_id: int, landed_blocks: int = 0) -> None:
         """Remove a request in any phase, before later calls are executed. Unknown requests are ignored.

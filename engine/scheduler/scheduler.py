@@ -148,6 +148,7 @@ class Scheduler:
         self._stalled: ScheduledSequence | None = None  # oldest prompt that lacked blocks when last tried
         self._foreseen_blocks = sys.maxsize  # blocks that prompts take while a new answer runs
         self._answer_tokens = answer_tokens
+        self._received_s = math.inf  # earliest time at which the KV of an answer without a planned step was received
 
     def add(self, request: Request, cache_root: bytes | None = None) -> None:
         """Queue a prompt to compute here. Raises: RequestTooLong, RequestRefused.
@@ -179,12 +180,15 @@ class Scheduler:
         blocks = sequence.held().held(0, columns, first_live)
         return Reservation(blocks, groups.blocks(cached_columns, first_live), sequence.computed_tokens)
 
-    def activate(self, request_id: int, first: Sequence[FirstToken]) -> list[SchedulerOutcome]:
+    def activate(
+        self, request_id: int, first: Sequence[FirstToken], received_s: float = math.inf
+    ) -> list[SchedulerOutcome]:
         """Start the choices of a reserved prompt whose KV is complete and valid, and publish its blocks.
 
         `first`: first token of every choice; for a beam search, one token with its candidates in `top`. A choice that
-        finishes with its first token never runs. Return the answers of a beam search that ends with that token,
-        otherwise an empty list. Raises: UnknownRequest, ValueError.
+        finishes with its first token never runs. `received_s`: time at which the KV was received, on the clock of
+        `plan`: the answer waits for its second token since then, so the next step is shorter by this time. Return the
+        answers of a beam search that ends with that token, otherwise an empty list. Raises: UnknownRequest, ValueError.
         """
         prompt = self.batch.reserved.get(request_id)
         if prompt is None:
@@ -193,6 +197,7 @@ class Scheduler:
         if [token.choice for token in first] != list(prompt.request.first_choices):
             raise ValueError(f"request {request_id}: needs one first token for each of {prompt.first_draws} choices")
         choices = self.batch.land(prompt)
+        self._received_s = min(self._received_s, received_s)
         if prompt.request.params.beam is not None:
             return list(self._beams.take(prompt, first[0].top))
         for sequence, token in zip(choices, first, strict=True):
@@ -354,6 +359,7 @@ class Scheduler:
     def _begin(self, draft: PlanBuilder) -> Plan | None:
         plan = draft.finish()
         if plan is not None:
+            self._received_s = math.inf
             self.batch.in_flight.begin(draft)
         return plan
 
@@ -474,9 +480,10 @@ class Scheduler:
     def _add_prompts(self, draft: PlanBuilder, now_s: float, favoured: ScheduledSequence | None) -> None:
         """Add prompt tokens next to the answers in `draft`. `favoured`: see `RunningBatch.grow`."""
         rows = len(draft.chunks)
-        target_s = self._goal_s(draft.sequences, rows)
-        order = self._order(now_s, target_s if rows else None)
-        budget_tokens = self._prefill_budget(rows, target_s if order.urgent else 0.0)
+        goal_s = self._goal_s(draft.sequences, rows)
+        order = self._order(now_s, goal_s if rows else None)
+        target_s = max(0.0, goal_s - max(0.0, now_s - self._received_s)) if order.urgent else 0.0
+        budget_tokens = self._prefill_budget(rows, target_s)
         may_compute = budget_tokens > 0
         if may_compute:
             columns = blocks_for(self._answer_tokens * budget_tokens, self._block_tokens)

@@ -310,7 +310,9 @@ class WorkerReplay:
             return ""
         try:
             if call.kind == CallKind.ACTIVATE:
-                scheduler.activate(number, [self._model.first(number)])
+                transfer = self._known.both(number)[0].transfer
+                received_s = math.inf if transfer is None else transfer.ended_us / 1e6
+                scheduler.activate(number, [self._model.first(number)], received_s)
                 return ""
             request, root = self._request(number), None if self._is_prefill else _ROOT
             self._bring(*self._known.both(number))

@@ -47,12 +47,12 @@ class Clock:
         self.scheduler.add(Request(self.made, (1,) * tokens, params, (), objectives=of_request))
         return self.made
 
-    def answer(self, tokens: int = 10_000) -> None:
-        """Add an answer whose prompt was computed elsewhere."""
+    def answer(self, tokens: int = 10_000, received_s: float = math.inf) -> None:
+        """Add an answer whose prompt was computed elsewhere, and whose KV was received at `received_s`."""
         self.made += 1
         request = Request(self.made, (1,), SamplingParams(max_tokens=tokens), (), objectives=Objectives(tbt_s=TBT_S))
         assert self.scheduler.reserve(request) is not None
-        self.scheduler.activate(self.made, [FirstToken(0, 1, 0.0, end=None)])
+        self.scheduler.activate(self.made, [FirstToken(0, 1, 0.0, end=None)], received_s)
 
     def step(self) -> tuple[Plan, float]:
         """Compute a step; return it and its duration without noise."""
@@ -205,6 +205,24 @@ def test_strict_scheduler_keeps_the_free_part_for_all_prompts() -> None:
     prompt = clock.add(400)
     while prompt not in clock.ends:
         assert clock.step()[1] <= OWN_S + TOKEN_S
+
+
+def test_step_after_an_answer_is_received_takes_what_its_wait_leaves_of_the_objective() -> None:
+    waited_s = 0.015
+    clock = beside()
+    for _ in range(3):
+        clock.answer(tokens=20)
+    for _ in range(25):  # learn steps of more answers, too
+        clock.step()
+    clock.add(1000)
+    clock.add(1000)
+    while clock.step()[1] < 0.7 * TBT_S:  # until the prompts are urgent
+        continue
+    clock.answer(received_s=clock.now_s - waited_s)
+    assert OWN_S < clock.step()[1] <= TBT_S - waited_s
+    assert clock.step()[1] > 0.7 * TBT_S
+    clock.answer(received_s=clock.now_s - TBT_S)
+    assert clock.step()[1] <= (1.0 + PROMISED_SHARE) * OWN_S
 
 
 def test_strictest_objective_of_the_answers_counts() -> None:

@@ -1,8 +1,9 @@
 """Weights in the packed layout of the CPU kernels, see kernels/linear.py.
 
 bfloat16 weights take half the memory of float32, without loss if the checkpoint has bfloat16. int8 weights have a scale
-per output; each input row is quantised to 16 bits with a scale per row. 8 bits (W8A8) are too few: a single large input
-would make all other inputs inexact, which costs a small model 4 % of perplexity. int4 weights are
+per output. On processors with VNNI, each input row is quantised to 8 bits with a scale and a zero point per group of
+BYTE_INPUTS inputs, otherwise to 16 bits with a scale per row. 8 bits with a scale per row are too few: a single large
+input would make all other inputs inexact, which costs a small model 4 % of perplexity. int4 weights are
 codes of 0 to 15 in groups of inputs, with weight = (code - zero) * scale. Their inputs are quantised to 8 bits (W4A8)
 with a scale per row and group, as in llama.cpp's Q8_0. With one scale for the complete row, a single large input would
 make all other inputs inexact. A scale per group costs only one more multiplication per group and output. fp4 weights
@@ -20,6 +21,7 @@ from baton.kernels.types import E2M1, ZERO_PARTS, Gate, Routing, check_dtype, ch
 
 PANEL = 32  # number of outputs that are stored next to one another
 MOST_GROUP_INPUTS = 256
+BYTE_INPUTS = 32  # inputs that share a scale where int8 weights are multiplied by bytes
 
 
 class Stored(enum.IntEnum):
@@ -28,7 +30,7 @@ class Stored(enum.IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1  # inputs are not rounded
     ROUNDING = 2  # weight is bfloat16; inputs are rounded to bfloat16
-    INT8 = 3  # inputs are rounded to integers of 16 bits times a scale per row
+    INT8 = 3  # inputs are rounded to integers: of 16 bits times a scale per row, or bytes times a scale per group
     INT4 = 4  # inputs are rounded to integers times a scale per row and group of inputs
     FP4 = 5  # inputs are rounded as for INT4
     CODE4 = 6  # codes of 0 to 15; inputs are rounded to integers of 16 bits times a scale per row and group
@@ -72,7 +74,7 @@ class PackedWeight:
     scales: torch.Tensor | None = None  # INT8: float32 [32 * panels]; GROUPED: float16 [panels, groups, 32]
     zeros: torch.Tensor | None = None  # INT4, FP4: uint8 [panels, groups, 32], in ZERO_PARTS of a code
     offsets: torch.Tensor | None = None  # CODE4, CODE8: float16 [panels, groups, 32]; None: no offsets
-    group_inputs: int = 0  # GROUPED: inputs per group
+    group_inputs: int = 0  # GROUPED: inputs per group; INT8: inputs rounded to bytes with a common scale; 0: to 16 bits
 
     @property
     def nbytes(self) -> int:
@@ -108,8 +110,14 @@ def pack(weight: torch.Tensor, stored: Stored, bias: torch.Tensor | None) -> Pac
     return PackedWeight(data, stored, outputs, inputs, None if bias is None else bias.float())
 
 
-def pack_int8(weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
-    """Pack int8 `[outputs, inputs]`; the represented numbers are `weight * scales[:, None]`. bias: `[outputs]`."""
+def pack_int8(
+    weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, rounds_to_bytes: bool = False
+) -> PackedWeight:
+    """Pack int8 `[outputs, inputs]`; the represented numbers are `weight * scales[:, None]`. bias: `[outputs]`.
+
+    rounds_to_bytes: whether inputs, a multiple of BYTE_INPUTS, are rounded to bytes. It requires
+    `NativeLibrary.multiplies_bytes`.
+    """
     check_dtype("weight", weight, torch.int8)
     check_shape("scales", scales, len(weight))
     outputs, inputs = weight.shape
@@ -120,6 +128,7 @@ def pack_int8(weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | N
         inputs,
         None if bias is None else bias.float(),
         torch.nn.functional.pad(scales.float(), (0, -outputs % PANEL)),
+        group_inputs=BYTE_INPUTS if rounds_to_bytes else 0,
     )
 
 

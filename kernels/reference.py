@@ -101,15 +101,17 @@ def rotate_and_store(
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     stored = unpacked(weight)
-    if weight.stored is Stored.INT8 and weight.scales is not None:
+    if weight.stored is Stored.INT8 and weight.scales is not None and not weight.group_inputs:
         integers, scales = _integers(x)
         # Sums of integers are exact in float64. Results of rows with a non-finite value are replaced by NaN below.
         out = (integers.double() @ stored.double().T).float() * weight.scales[: weight.outputs] * scales
         out = out.masked_fill(~x.isfinite().all(1, keepdim=True), torch.nan)
-    elif weight.stored in GROUPED:
-        largest = MOST_INTEGER if weight.zeros is None else 127
-        integers, scales = _rounded(x.unflatten(1, (-1, weight.group_inputs)), largest)
+    elif weight.group_inputs:
+        groups, largest = x.unflatten(1, (-1, weight.group_inputs)), MOST_INTEGER if weight.zeros is None else 127
+        integers, scales = _unsigned_bytes(groups) if weight.stored is Stored.INT8 else _rounded(groups, largest)
         out = ((integers.double() * scales).flatten(1) @ stored.double().T).float()
+        if weight.stored is Stored.INT8 and weight.scales is not None:
+            out *= weight.scales[: weight.outputs]
         out = out.masked_fill(~x.isfinite().all(1, keepdim=True), torch.nan)
     else:
         rounded = x.bfloat16().float() if weight.stored is Stored.ROUNDING else x
@@ -126,6 +128,16 @@ def _rounded(x: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]
     """Quantise along the last dimension; return integers up to `largest`, and scales whose last dimension is 1."""
     scales = (x.abs().amax(-1, keepdim=True) / largest).clamp(min=torch.finfo(torch.float32).tiny)
     return (x / scales).round().clamp(-largest, largest), scales
+
+
+def _unsigned_bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise along the last dimension to 256 steps between the least and the largest number and zero.
+
+    Returns the steps less that of zero, and scales whose last dimension is 1.
+    """
+    least, most = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
+    scales = ((most / 2 - least / 2) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return (x / scales).round(), scales
 
 
 MOST_INTEGER = 32767

@@ -32,6 +32,7 @@ from baton.kernels.linear import dequantise_weight, gather_rows, head_linear, pa
 from baton.kernels.native.huge_pages import HugePages
 from baton.kernels.native.library import native_library
 from baton.kernels.packed_weight import (
+    BYTE_INPUTS,
     PANEL,
     PackedWeight,
     Stored,
@@ -346,6 +347,10 @@ def _lossless(numbers: torch.Tensor) -> Stored:
 
 
 def _packed_int8(weight: Int8Weight, backend: MatmulBackend) -> Linear:
+    """Pack an int8 weight. A part of one needs the largest input of the complete row, unless groups are rounded."""
+    native = native_library()
+    if native is not None and native.multiplies_bytes and weight.numbers.shape[1] % BYTE_INPUTS == 0:
+        return backend.packed(pack_int8(weight.numbers, weight.scales, weight.bias, rounds_to_bytes=True))
     numbers = F.pad(weight.numbers, (0, 1)) if weight.is_part else weight.numbers
     return backend.packed(pack_int8(numbers, weight.scales, weight.bias), weight.is_part)
 

@@ -141,6 +141,19 @@ struct Int4Weight {
     }
 };
 
+#if defined(__AVX512VNNI__)
+// int8, multiplied by unsigned bytes of inputs. groups.h sums over groups of inputs, as floats.
+struct ByteWeight {
+    using Number = uint32_t;  // four codes
+    using Sum = Floats;
+    static constexpr int WORD_INPUTS = 4, PARTS = 1, MOST_FOLDED_ROWS = MOST_ROWS;
+    static constexpr bool IS_GROUPED = true;
+
+    Ints codes;
+    explicit ByteWeight(const Number* from) : codes(load_bits(from)) {}
+};
+#endif
+
 // Return, for each byte with an E2M1 code (kernels/types.py), twice its value plus 12, which is not negative.
 inline Ints twice_and_twelve(Ints codes) {
     alignas(16) static constexpr uint8_t TABLE[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};

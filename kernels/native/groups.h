@@ -17,6 +17,7 @@ struct GroupedStrip {
     const uint16_t* scales;   // [group][PANEL]
     const uint8_t* zeros;     // [group][PANEL]; int4, fp4
     const uint16_t* offsets;  // [group][PANEL]; code4, code8; null: no offsets
+    const int32_t* sums = nullptr;  // [group][STRIP]; int8: negated sums of codes; null: they are computed
 };
 
 // Convert finite float16 scales or offsets of groups to floats.
@@ -236,10 +237,78 @@ void multiply_codes(const uint32_t* x, Groups groups, void* totals) {
     }
 }
 
+#if defined(__AVX512VNNI__)
+inline void add_code_sums(Ints (&sums)[2], const ByteWeight& low, const ByteWeight& high) {
+    add_codes(sums[0], Ints{} + 0x01010101, low.codes);
+    add_codes(sums[1], Ints{} + 0x01010101, high.codes);
+}
+
+// Write the negated sums of the codes of each group, [groups][STRIP].
+inline void sum_codes(const uint32_t* codes, int64_t groups, int64_t steps, int32_t* to) {
+    for (int64_t group = 0; group < groups; ++group, to += STRIP) {
+        Ints sums[2] = {};
+        for (int64_t step = 0; step < steps; ++step, codes += PANEL)
+            add_code_sums(sums, ByteWeight(codes), ByteWeight(codes + LANES));
+        for (int half = 0; half < 2; ++half) store(reinterpret_cast<float*>(to + half * LANES), as_floats(-sums[half]));
+    }
+}
+
+// Add, for each group, input scale * (sum of codes times bytes - zero point * sum of codes) to `totals`,
+// [strips][rows][2]. x: [groups][GROUP_HEAD_WORDS + steps][rows].
+template <int rows, int strips>
+void multiply_bytes(const uint32_t* x, Groups groups, void* totals) {
+    if (groups.begins) std::fill_n(static_cast<Floats*>(totals), strips * rows * 2, Floats{});
+    const bool sums_codes = !groups.strips[0].sums;
+    int64_t at = 0;
+    for (int64_t group = 0; group < groups.count; ++group) {
+        const uint32_t* const head = x;
+        Ints sums[strips][rows][2] = {}, code_sums[strips][2] = {};  // in registers
+        x += GROUP_HEAD_WORDS * rows;
+#pragma GCC unroll 1
+        for (const int64_t end = at + groups.steps * PANEL; at < end; at += PANEL, x += rows) {
+#pragma GCC unroll 4
+            for (int s = 0; s < strips; ++s) {
+                const uint32_t* codes = groups.strips[s].codes + at;
+                const char* from = strips == 1 ? groups.ahead.from : reinterpret_cast<const char*>(codes) + GROUPS_AHEAD_BYTES;
+                __builtin_prefetch(from);
+                __builtin_prefetch(from + LINE_BYTES);
+                const ByteWeight low(codes), high(codes + LANES);
+                if (sums_codes) add_code_sums(code_sums[s], low, high);
+#pragma GCC unroll 14
+                for (int r = 0; r < rows; ++r) {
+                    const Ints given = Ints{} + static_cast<int32_t>(x[r]);
+                    add_codes(sums[s][r][0], given, low.codes);
+                    add_codes(sums[s][r][1], given, high.codes);
+                }
+            }
+            groups.ahead.from += groups.ahead.stride;
+        }
+        auto* held = static_cast<Floats*>(totals);
+#pragma GCC unroll 4
+        for (int s = 0; s < strips; ++s, held += 2 * rows) {
+            const int32_t* known = groups.strips[s].sums + group * STRIP;
+            for (int half = 0; half < 2; ++half)
+                code_sums[s][half] = sums_codes ? -code_sums[s][half] : load_bits(known + half * LANES);
+#pragma GCC unroll 14
+            for (int r = 0; r < rows; ++r)
+                for (int half = 0; half < 2; ++half) {
+                    Ints& sum = sums[s][r][half];
+                    IntegerProducts::add(sum, Ints{} + static_cast<int32_t>(head[rows + r]), code_sums[s][half]);
+                    held[2 * r + half] += __builtin_convertvector(sum, Floats) * as_float(head[r]);
+                }
+        }
+    }
+}
+#endif
+
 using MultiplyGroups = void (*)(const uint32_t*, Groups, void*);
 
 template <class Format, int rows, int strips>
 constexpr MultiplyGroups grouped() {
+#if defined(__AVX512VNNI__)
+    if constexpr (std::is_same_v<ByteWeight, Format>) return multiply_bytes<rows, strips>;
+    else
+#endif
     if constexpr (std::is_base_of_v<IntegerProducts, Format>) return multiply_codes<Format, rows, strips>;
     else return multiply_groups<Format, rows, strips>;
 }

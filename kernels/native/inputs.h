@@ -16,10 +16,11 @@ namespace baton {
 
 // Conversion of inputs. `floats`: unchanged; `rounded`: floats rounded to bfloat16; `pairs`, `tiled`: two bfloat16 per
 // word; `integers`: two integers of 16 bits per word, in the order of Int8Weight, times a scale per row; `code_groups`: the
-// same with a scale per row and group; `groups`: four bytes of -127 to 127 per word, times a scale per row and group.
-enum class Words { floats, rounded, pairs, tiled, integers, code_groups, groups };
+// same with a scale per row and group; `groups`: four bytes of -127 to 127 per word, times a scale per row and group; `bytes`:
+// four bytes of 0 to 255 per word, less a zero point and times a scale per row and group.
+enum class Words { floats, rounded, pairs, tiled, integers, code_groups, groups, bytes };
 
-constexpr bool has_groups(Words kind) { return kind == Words::groups || kind == Words::code_groups; }
+constexpr bool has_groups(Words kind) { return kind == Words::groups || kind == Words::bytes || kind == Words::code_groups; }
 
 // Split of rows into tiles. The first `taller` tiles have one row more than the others, which have `height` rows. For
 // tile registers all tiles have `height` rows except the last one.
@@ -37,7 +38,7 @@ struct Tiles {
 };
 
 // Words before the integers of each row and group. groups: the scale of sums in ZERO_PARTS, and the negated sum of the
-// bytes. code_groups: the scale, and the sum of the integers times the scale.
+// bytes. bytes: the scale, and the zero point. code_groups: the scale, and the sum of the integers times the scale.
 constexpr int64_t GROUP_HEAD_WORDS = 2;
 
 // 1.5 * 2^23: adding it to a small float rounds that to an integer, which is in the low bits of the sum.
@@ -117,6 +118,31 @@ inline void quantise_group(const float* x, int64_t inputs, uint32_t* to) {
     std::memcpy(to + 1, &minus, sizeof minus);
 }
 
+// Quantise one group of BYTE_INPUTS of a row to unsigned bytes, between its least and its largest number; write its
+// GROUP_HEAD_WORDS and then its bytes. One large number leaves the others one bit more than it would with signed bytes.
+inline void quantise_bytes(const float* x, int64_t, uint32_t* to) {
+#if defined(__AVX512VNNI__)
+    constexpr int NAN_OR_INFINITE = 0x99;
+    const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + LANES);
+    const bool is_spoilt = _mm512_fpclass_ps_mask(a, NAN_OR_INFINITE) | _mm512_fpclass_ps_mask(b, NAN_OR_INFINITE);
+    const float least = std::min(0.0f, _mm512_reduce_min_ps(_mm512_min_ps(a, b)));
+    const float most = std::max(0.0f, _mm512_reduce_max_ps(_mm512_max_ps(a, b)));
+    // Not 255, since the zero point is rounded too. Halves cannot overflow.
+    const float range = (most / 2 - least / 2) / 127, scale = std::max(range, std::numeric_limits<float>::min());
+    const __m512 inverse = _mm512_set1_ps(1 / scale);
+    const __m512i zero = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_set1_ps(-least), inverse));
+    const auto store_bytes = [&](__m512 numbers, uint32_t* words) {
+        const __m512i integers = _mm512_add_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(numbers, inverse)), zero);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(words), _mm512_cvtusepi32_epi8(integers));
+    };
+    const float kept = is_spoilt ? std::numeric_limits<float>::quiet_NaN() : scale;
+    std::memcpy(to, &kept, sizeof kept);
+    to[1] = static_cast<uint32_t>(_mm512_cvtsi512_si32(zero));
+    store_bytes(a, to + GROUP_HEAD_WORDS);
+    store_bytes(b, to + GROUP_HEAD_WORDS + LANES / 4);
+#endif
+}
+
 // Quantise one group of a row to integers of 16 bits; write its GROUP_HEAD_WORDS and then its words.
 inline void quantise_code_group(const float* x, int64_t inputs, uint32_t* to) {
     const float scale = scale_of(x, inputs, MOST_INTEGER), inverse = 1 / scale;
@@ -172,7 +198,8 @@ class Inputs {
         uint32_t words[LINE_WORDS];
     };
 
-    static constexpr int64_t WORD_INPUTS = kind == Words::groups ? 4 : kind == Words::floats || kind == Words::rounded ? 1 : 2;
+    static constexpr int64_t WORD_INPUTS =
+        kind == Words::groups || kind == Words::bytes ? 4 : kind == Words::floats || kind == Words::rounded ? 1 : 2;
 
     void pack_tiled(int64_t tile, uint32_t* packed) const {
         const int64_t first = tiles.first_row(tile), rows = tiles.rows(tile);
@@ -212,7 +239,7 @@ class Inputs {
         static thread_local std::vector<uint32_t> room;
         uint32_t* const made = rows == 1 ? tile : reserved(room, rows * words + LANES);
         uint32_t* to = made;
-        const auto quantise = kind == Words::groups ? quantise_group : quantise_code_group;
+        const auto quantise = kind == Words::code_groups ? quantise_code_group : kind == Words::bytes ? quantise_bytes : quantise_group;
         for (int64_t group = 0; group < rows * (inputs_ / group_inputs_); ++group) {
             quantise(x_ + first * inputs_ + group * group_inputs_, group_inputs_, to);
             to += GROUP_HEAD_WORDS + group_inputs_ / WORD_INPUTS;

@@ -191,6 +191,7 @@ class NativeLibrary:
             function.argtypes, function.restype = arguments, None
         library.baton_gather_rows.restype = c_int32
         library.baton_weighted_sum.restype = c_uint64
+        self.multiplies_bytes = bool(library.baton_multiplies_bytes())  # whether int8 weights may have `group_inputs`
         self.name = path.stem  # name with instruction-set level and digest, see build.py
         self._library = library
         self.decoder_layers = library.baton_decoder_layers  # native function; decoder.py builds its argument

@@ -84,6 +84,7 @@ class Product {
     static constexpr bool IS_TILED = kind == Words::tiled;
     static constexpr bool PACES = !IS_TILED && !Format::IS_GROUPED;
     static constexpr bool UNFOLDS = Format::PARTS > 1 && kind != Words::groups;
+    static constexpr bool HAS_SCALES = kind == Words::integers || kind == Words::bytes;  // scales per output
     static constexpr bool HAS_CODES = kind == Words::code_groups;
     using Unfolded = std::conditional_t<kind == Words::integers || HAS_CODES, Int16Weight, Float32Weight>;
 
@@ -196,6 +197,7 @@ class Product {
         alignas(64) static thread_local float room[UNFOLDS ? STRETCH_WORDS * STRIP : 1];
         const bool is_unfolded = unfolds(part.first_tile, part.end_tile);
         if (is_unfolded) unfold(part, column, room);
+        const int32_t* const code_sums = tiles > 1 ? sums_of_codes(part, column) : nullptr;
         const int64_t own_steps = is_unfolded ? part.steps * Format::PARTS : part.steps;
         const int64_t requests = HAS_CODES && is_unfolded ? own_steps / CODE_WORDS : own_steps;
         const int64_t asks_bytes = std::min(LINE_BYTES, stretch_bytes / requests);
@@ -217,7 +219,8 @@ class Product {
             } else if (is_unfolded) {
                 multiply_unfolded(part, x, rows, room, sums, ahead);
             } else if constexpr (Format::IS_GROUPED) {
-                const GroupedStrip strip = grouped_strip(part.strip, part.begin);
+                GroupedStrip strip = grouped_strip(part.strip, part.begin);
+                if (kind == Words::bytes) strip.sums = code_sums;
                 MULTIPLY_GROUPS<Format>[rows - 1](x, groups_of(&strip, part.steps, is_first, ahead), sums);
             } else {
                 MULTIPLY<Format, PANEL>[rows - 1](x, column, own_steps, sums, is_first, ahead);
@@ -252,6 +255,18 @@ class Product {
         }
     }
 
+    // Return the negated sums of the codes of each group of a stretch of a strip, for int8 with inputs in bytes.
+    const int32_t* sums_of_codes(const Part& part, const Number* column) const {
+        if constexpr (kind == Words::bytes) {
+            static thread_local std::vector<int32_t> room;
+            const int64_t groups = part.steps / unit_steps();
+            int32_t* const sums = reserved(room, groups * STRIP);
+            sum_codes(column, groups, unit_steps(), sums);
+            return sums;
+        }
+        return nullptr;
+    }
+
     // Write a strip's outputs for the rows of a tile; with gates, multiplied by the activations of `gates`.
     void finish(int64_t tile, int64_t strip, const Pair* sums, const Pair* gates) const {
         const int64_t outputs = weight_.outputs / (is_gated_ ? 2 : 1), rows = tiles_.rows(tile), row = tiles_.first_row(tile);
@@ -259,7 +274,7 @@ class Product {
             const int64_t output = strip * STRIP + half * LANES, at = is_gated_ ? output - outputs : output;
             const int64_t count = std::min<int64_t>(LANES, outputs - at);
             if (count <= 0) return;
-            const Scaling<Format, kind == Words::integers> scaling(weight_, output), gate_scaling(weight_, at);
+            const Scaling<Format, HAS_SCALES> scaling(weight_, output), gate_scaling(weight_, at);
             float* to = output_ + row * outputs + at;
             for (int64_t r = 0; r < rows; ++r, to += outputs) {
                 Floats value = scaling(sums[r].halves[half], scale(row + r));
@@ -307,7 +322,11 @@ void multiply_all(const float* x, int64_t rows, const Weight& weight, float* out
         case Stored::float32: return run(static_cast<Product<Float32Weight, Words::floats>*>(nullptr));
         case Stored::bfloat16: return run(static_cast<Product<Bfloat16Weight, Words::floats>*>(nullptr));
         case Stored::rounding: return run(static_cast<Rounding*>(nullptr));
-        case Stored::int8: return run(static_cast<Product<Int8Weight, Words::integers>*>(nullptr));
+        case Stored::int8:
+#if defined(__AVX512VNNI__)
+            if (weight.group_inputs) return run(static_cast<Product<ByteWeight, Words::bytes>*>(nullptr));
+#endif
+            return run(static_cast<Product<Int8Weight, Words::integers>*>(nullptr));
         case Stored::int4: return run(static_cast<Product<Int4Weight, Words::groups>*>(nullptr));
         case Stored::fp4: return run(static_cast<Product<Fp4Weight, Words::groups>*>(nullptr));
         case Stored::code4: return run(static_cast<Product<Code4Weight, Words::code_groups>*>(nullptr));
@@ -349,6 +368,15 @@ void head_linear(const float* x, int64_t rows, const Weight& weight, int64_t hea
 }
 
 }  // namespace baton
+
+// Return whether int8 weights may have `group_inputs`.
+extern "C" int32_t baton_multiplies_bytes() {
+#if defined(__AVX512VNNI__)
+    return 1;
+#else
+    return 0;
+#endif
+}
 
 extern "C" void baton_linear(const baton::LinearArguments* asked) {
     const auto gate = static_cast<baton::Gate>(asked->gate);

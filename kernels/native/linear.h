@@ -20,7 +20,9 @@ struct Weight {
     const uint16_t* offsets;  // code4, code8: offsets; null: none
     const float* bias;    // [outputs]; null: no bias
     int64_t outputs, inputs;
-    int64_t group_inputs;  // formats in groups: inputs of a group, a multiple of 8, at most 256
+    // Formats in groups: inputs of a group, a multiple of 8, at most 256. int8: inputs that are rounded to bytes with a
+    // common scale, a multiple of 4; 0: rows are rounded to 16 bits.
+    int64_t group_inputs;
     int32_t stored;
 };
 

@@ -16,6 +16,7 @@ from baton.engine.weights.read import CheckpointWeights
 from tests.fixtures.paged import CPU
 
 OUTPUTS, INPUTS, ROWS = 70, 192, 5
+UNGROUPED_INPUTS = 200  # int8 has no groups of inputs if a rank's part is not a multiple of 32
 NAME = "model.layers.0.mlp.down_proj"
 EPS = 2.0**-24  # of a float32 that is rounded once
 
@@ -46,9 +47,9 @@ def read(format: WeightFormat, packed: bool, rank: int = 0, ranks: int = 1, inpu
     return backend.linear(source.weight([NAME], (OUTPUTS,), inputs, bias=True))
 
 
-def inputs_of(rows: int = ROWS) -> torch.Tensor:
-    x = torch.randn(rows, INPUTS, generator=torch.Generator().manual_seed(2))
-    x[:, INPUTS // 2 :] *= 7  # the largest of each row is the other rank's
+def inputs_of(rows: int = ROWS, inputs: int = INPUTS) -> torch.Tensor:
+    x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(2))
+    x[:, inputs // 2 :] *= 7  # the largest of each row is the other rank's
     return x
 
 
@@ -58,8 +59,9 @@ def on_two_ranks(format: WeightFormat, packed: bool, x: torch.Tensor, meeting: P
 
     def compute(rank: int) -> None:
         collectives = Collectives(Shard(rank, 2), meeting, CPU)
-        part = _scaled(read(format, packed, rank, 2), collectives)
-        assert isinstance(part, ScaledLinear) == (packed and format is WeightFormat.INT8)
+        part = _scaled(read(format, packed, rank, 2, x.shape[1]), collectives)
+        if x.shape[1] == UNGROUPED_INPUTS:
+            assert isinstance(part, ScaledLinear) == packed
         found[rank] = SummedLinear(part, collectives)(x.chunk(2, dim=1)[rank].contiguous())
         collectives.close()
 
@@ -73,28 +75,35 @@ def on_two_ranks(format: WeightFormat, packed: bool, x: torch.Tensor, meeting: P
 
 @pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("format", [WeightFormat.INT8, WeightFormat.INT4, WeightFormat.FP8])
-def test_two_ranks_compute_what_one_does(format: WeightFormat, packed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("format", "inputs"),
+    [
+        (WeightFormat.INT8, UNGROUPED_INPUTS),
+        *((each, INPUTS) for each in (WeightFormat.INT8, WeightFormat.INT4, WeightFormat.FP8)),
+    ],
+)
+def test_two_ranks_compute_what_one_does(format: WeightFormat, inputs: int, packed: bool, tmp_path: Path) -> None:
     """Weights and rounded inputs are the same numbers. What differs is the order in which products are summed up.
 
-    Packed int8: sums of integers are exact. Each part is rounded when it is made a float and by each of two scales, the
-    bias and the other part are added: on either side five roundings of no more than the sum of all sizes. In the other
-    forms a sum is made of at most as many floats as there are inputs, each rounded once; errors that are independent
-    grow with the square root of their number, and no more than four times that is allowed.
+    Packed int8 without groups: sums of integers are exact. Each part is rounded when it is made a float and by each of
+    two scales, the bias and the other part are added: on either side five roundings of no more than the sum of all
+    sizes. In the other forms a sum is made of at most as many floats as there are inputs, each rounded once; errors
+    that are independent grow with the square root of their number, and no more than four times that is allowed.
     """
-    x = inputs_of()
-    whole = read(format, packed)(x)
+    x, stored = inputs_of(inputs=inputs), Stored(inputs)
+    whole = read(format, packed, inputs=inputs)(x)
     one, other = on_two_ranks(format, packed, x, tmp_path / "meeting")
-    sizes = x.abs() @ Stored().weight.abs().T + Stored().bias.abs()  # of all that is summed up
-    roundings = 2 * 5 if packed and format is WeightFormat.INT8 else 4 * INPUTS**0.5
+    sizes = x.abs() @ stored.weight.abs().T + stored.bias.abs()  # of all that is summed up
+    roundings = 2 * 5 if packed and inputs == UNGROUPED_INPUTS else 4 * inputs**0.5
     assert torch.equal(one, other)
     assert ((one - whole).abs() <= roundings * EPS * sizes).all()
 
 
+@pytest.mark.parametrize("inputs", [INPUTS, UNGROUPED_INPUTS])
 @pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
 @pytest.mark.usefixtures("native_kernels")
-def test_what_is_not_finite_on_one_rank_shows_on_all(spoilt: float, tmp_path: Path) -> None:
-    x = inputs_of(3)
+def test_what_is_not_finite_on_one_rank_shows_on_all(spoilt: float, inputs: int, tmp_path: Path) -> None:
+    x = inputs_of(3, inputs)
     x[1, 0] = spoilt
     for found in on_two_ranks(WeightFormat.INT8, True, x, tmp_path / "meeting"):
         assert found.isfinite().all(1).tolist() == [True, False, True]

@@ -198,6 +198,39 @@ def test_sums_of_int8_are_the_same_at_every_level(native: NativeLibrary) -> None
     assert torch.equal(native.packed_linear(x, weight), sums * weight.scales[:70])
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), [(34, 32), (128, 96), (200, 1600)])
+def test_int8_with_inputs_in_bytes_equals_the_reference_with_any_rows(
+    native: NativeLibrary, outputs: int, inputs: int
+) -> None:
+    if not native.multiplies_bytes:
+        pytest.skip("inputs are rounded to bytes only by processors with VNNI")
+    integers = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8)
+    integers[0], integers[1] = -128, 127
+    weight = pack_int8(integers, torch.rand(outputs) / 127, torch.randn(outputs), rounds_to_bytes=True)
+    x = torch.randn(300, inputs)
+    x[3], x[4], x[5, ::2] = 1.0, -1.0, 1000.0
+    expected = reference.packed_linear(x, weight)
+    tolerance = TOLERANCE * expected.abs().amax(1, keepdim=True)
+    whole = native.packed_linear(x, weight)
+    assert ((whole - expected).abs() <= tolerance).all()
+    for rows in (1, 2, 4, 5, 14, 27):
+        assert torch.equal(native.packed_linear(x[:rows], weight), whole[:rows])
+    gated, product = native.gated_linear(x, weight, Gate.SILU), native.gate_mul(whole, Gate.SILU)
+    torch.testing.assert_close(gated, product, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
+
+
+def test_int8_with_inputs_in_bytes_shows_a_nonfinite_input_only_in_its_row(native: NativeLibrary) -> None:
+    if not native.multiplies_bytes:
+        pytest.skip("inputs are rounded to bytes only by processors with VNNI")
+    weight = pack_int8(torch.randint(-127, 128, (40, 64), dtype=torch.int8), torch.ones(40), None, rounds_to_bytes=True)
+    x = torch.randn(3, 64)
+    clean = native.packed_linear(x, weight)
+    x[1, 40] = torch.nan
+    found = native.packed_linear(x, weight)
+    assert not found[1].isfinite().any()
+    assert torch.equal(found[::2], clean[::2])
+
+
 @pytest.mark.parametrize("integer", [-128, 127])
 @pytest.mark.parametrize("rows", [1, 40])
 def test_sums_of_int8_with_many_large_inputs_fit_in_32_bits(native: NativeLibrary, rows: int, integer: int) -> None:

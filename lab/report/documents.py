@@ -22,7 +22,7 @@ from baton.cli.installed import output_of
 from baton.launch.paths import ROOT
 
 MOST_COMMITS = 30  # commits to the measured code after which a result is outdated
-OUTDATED: frozenset[str] = frozenset({"goodput-2048-tokens", "goodput-300-tokens", "goodput-50ms", "goodput-settings"})
+OUTDATED: frozenset[str] = frozenset()
 """Cited results that are older than MOST_COMMITS, until they are measured again. Their documents say so."""
 
 RESULTS, SECTIONS = ROOT / "lab" / "benchmarks" / "results", ROOT / "lab" / "report" / "sections"

@@ -1,9 +1,10 @@
 """Commands `baton bench router` and `baton bench gateway`: cost of the router, with workers that compute nothing.
 
 `router` measures one placement decision; the CPU time per streamed token with many streams over gRPC, next to a bare
-gRPC server that sends as many messages, and over HTTP; that per token of answers that are not streamed; the delay that
-the router adds to a token; and the maximum tokens per second. `gateway`
-compares HTTP with gRPC on the same router: CPU time per streamed token and time to first token, in alternating rounds.
+gRPC server that sends as many messages, and over HTTP, next to a bare event loop that writes as many chunks; that per
+token of answers that are not streamed; the delay that the router adds to a token; and the maximum tokens per second.
+`gateway` compares HTTP with gRPC on the same router: CPU time per streamed token and time to first token, in
+alternating rounds.
 """
 
 import asyncio
@@ -44,6 +45,7 @@ class RouterReport:
     streaming: StreamFigures
     streaming_floor: StreamFigures
     http: StreamFigures
+    http_floor: StreamFigures
     flood: StreamFigures
     complete: StreamFigures
     delay: Delays
@@ -55,7 +57,10 @@ class RouterReport:
         return self.delay.p50_ms - self.delay_floor.p50_ms
 
     def as_json(self) -> Result:
-        streams = {name: getattr(self, name) for name in ("streaming", "streaming_floor", "http", "flood", "complete")}
+        streams = {
+            name: getattr(self, name)
+            for name in ("streaming", "streaming_floor", "http", "http_floor", "flood", "complete")
+        }
         figures = {
             "decision_us_p50": self.decision.decision_p50_us,
             "hashing_us_p50": self.decision.hashing_p50_us,
@@ -63,6 +68,7 @@ class RouterReport:
             "cpu_us_per_token_over_http": self.http.cpu_us_per_token,
             "cpu_us_per_token_not_streamed": self.complete.cpu_us_per_token,
             "grpc_floor_cpu_us_per_message": self.streaming_floor.cpu_us_per_token,
+            "http_floor_cpu_us_per_chunk": self.http_floor.cpu_us_per_token,
             "tokens_per_s_per_core": self.flood.tokens_per_s / max(self.flood.cpu_share, 1e-9),
             "added_latency_ms_p50": self.added_ms,
             "first_token_ms_p50": self.first_token_ms,
@@ -100,7 +106,11 @@ async def measure_all(options: RouterBenchOptions) -> RouterReport:
             delay_floor = await floor_delays(stack, options.delays)
         async with floor_server(folder, options.interval_ms) as stack:
             streaming_floor = await measure_floor(stack, usual)
-    return RouterReport(decision, streaming, streaming_floor, http, flood, complete, delay, delay_floor, first_ms)
+        async with floor_server(folder, options.interval_ms, "http-floor") as stack:
+            http_floor = await measure_http(stack, usual, COMPLETIONS)
+    return RouterReport(
+        decision, streaming, streaming_floor, http, http_floor, flood, complete, delay, delay_floor, first_ms
+    )
 
 
 def as_lines(report: RouterReport) -> list[str]:
@@ -114,7 +124,8 @@ def as_lines(report: RouterReport) -> list[str]:
         f"{streaming.tokens_per_s:,.0f} tokens/s, {streaming.tokens_per_message:.2f} tokens a message; "
         f"gRPC alone {floor.cpu_us_per_token:.1f} us a message",
         f"over HTTP     {http.cpu_us_per_token:8.1f} us: {http.tokens_per_s:,.0f} tokens/s, "
-        f"{http.tokens_per_message:.2f} tokens a message",
+        f"{http.tokens_per_message:.2f} tokens a message; "
+        f"bare writes {report.http_floor.cpu_us_per_token:.1f} us a chunk",
         f"not streamed  {report.complete.cpu_us_per_token:8.1f} us: {report.complete.streams} answers over HTTP, "
         f"{report.complete.tokens_per_s:,.0f} tokens/s, {report.complete.tokens_per_message:,.0f} tokens an answer",
         f"flooded       {flood.cpu_us_per_token:8.1f} us: {flood.tokens_per_s:,.0f} tokens/s "

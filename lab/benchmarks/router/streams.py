@@ -341,11 +341,11 @@ async def serving(folder: Path, interval_ms: float, *flags: object) -> AsyncIter
 
 
 @asynccontextmanager
-async def floor_server(folder: Path, interval_ms: float) -> AsyncIterator[StreamStack]:
-    """Run the bare server on the core that the router would have."""
+async def floor_server(folder: Path, interval_ms: float, kind: str = "floor") -> AsyncIterator[StreamStack]:
+    """Run a bare server on the core that the router would have. `kind`: "floor" (gRPC) or "http-floor"."""
     port = free_port()
     target = f"{HOST}:{port}"
 
-    asked = ("baton.lab.benchmarks.router.worker", "floor", port, interval_ms)
+    asked = ("baton.lab.benchmarks.router.worker", kind, port, interval_ms)
     async with running([our_program("floor", folder, *asked, cores=split_cores()[0])], lambda: listens(target)) as it:
-        yield StreamStack(target, it.pid)
+        yield StreamStack(target, it.pid, http_target=target)

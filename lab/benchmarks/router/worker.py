@@ -1,12 +1,13 @@
-"""Servers that compute nothing and send tokens at a set pace: workers for a measured router, and a bare gRPC server.
+"""Servers that compute nothing and send tokens at a set pace: workers for a measured router, and bare servers.
 
 `-m baton.lab.benchmarks.router.worker FOLDER PREFILL_PORT DECODE_PORT INTERVAL_MS` runs a prefill and a decode worker
 in one process. They send first tokens immediately. Then each step generates one token of every sequence, and sends one
 message to each router. `/baton.bench.Worker/Marks` returns the times of the steps since the latest request as JSON, in
 monotonic nanoseconds.
 
-`-m baton.lab.benchmarks.router.worker floor PORT INTERVAL_MS` runs the bare server. It sends messages of the size of a
-delta to each stream; a message begins with its creation time, in monotonic nanoseconds.
+`-m baton.lab.benchmarks.router.worker floor PORT INTERVAL_MS` runs the bare gRPC server. It sends messages of the size
+of a delta to each stream; a message begins with its creation time, in monotonic nanoseconds. `http-floor` instead of
+`floor` runs the bare HTTP server, which writes the same chunk to all connections that have sent anything.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import grpc
 
@@ -238,8 +239,41 @@ async def serve_floor(port: int, interval_s: float) -> int:
     return 0
 
 
+_EVENT = b'data: {%s"choices":[{"index":0,"text":"a"}]}\n\n' % (b" " * 170)  # as many bytes as a token's event
+
+
+class HttpFloor(asyncio.Protocol):
+    """Connection of the bare HTTP server."""
+
+    open: ClassVar[set[asyncio.Transport]] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport not in self.open:
+            self._transport.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+            self.open.add(self._transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open.discard(self._transport)
+
+
+async def serve_http_floor(port: int, interval_s: float) -> int:
+    """Serve the bare HTTP server until killed."""
+    await asyncio.get_running_loop().create_server(HttpFloor, "127.0.0.1", port)
+    began_s, chunk = time.monotonic(), b"%x\r\n%b\r\n" % (len(_EVENT), _EVENT)
+    for tick in itertools.count(1):
+        await asyncio.sleep(max(0.0, began_s + tick * interval_s - time.monotonic()))
+        for transport in HttpFloor.open:
+            transport.write(chunk)
+    return 0
+
+
+FLOORS = {"floor": serve_floor, "http-floor": serve_http_floor}
+
 if __name__ == "__main__":
-    if sys.argv[1] == "floor":
-        sys.exit(run(serve_floor(int(sys.argv[2]), float(sys.argv[3]) / 1e3)))
+    if sys.argv[1] in FLOORS:
+        sys.exit(run(FLOORS[sys.argv[1]](int(sys.argv[2]), float(sys.argv[3]) / 1e3)))
     both = [ZeroWorker(role, sys.argv[1]) for role in (session_pb2.ROLE_PREFILL, session_pb2.ROLE_DECODE)]
     sys.exit(run(serve_workers(both, (int(sys.argv[2]), int(sys.argv[3])), float(sys.argv[4]) / 1e3)))

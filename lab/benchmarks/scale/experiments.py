@@ -94,6 +94,14 @@ class FleetCost:
     ids: PromptCost  # token ids over gRPC
     chat: PromptCost  # messages over HTTP
 
+    def on_cores(self, cores: int) -> dict[str, float]:
+        """Return the requests per second that a router on each of `cores` cores would carry together, by interface.
+
+        Each router is linked with all workers, and workers and clients have other cores.
+        """
+        left = cores * max(0.0, 1.0 - self.idle_cpu_share)
+        return {"ids": left * self.ids.requests_per_s_per_core, "chat": left * self.chat.requests_per_s_per_core}
+
 
 def extended_prompts(prompt_tokens: int, seed: int = 0) -> Iterator[Job]:
     """Yield endless turns of DOCUMENTS conversations of about `prompt_tokens`; each extends the turn before it."""

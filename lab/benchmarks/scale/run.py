@@ -52,7 +52,10 @@ class ScaleReport:
 
     def as_json(self) -> Result:
         figures = {
-            **{f"workers_{cost.workers}": asdict(cost) for cost in self.costs},
+            **{
+                f"workers_{cost.workers}": {**asdict(cost), "on_16_cores_per_s": cost.on_cores(16)}
+                for cost in self.costs
+            },
             **({} if self.faults is None else {"faults": asdict(self.faults)}),
             **({} if self.window is None else {"window": asdict(self.window)}),
             **{f"long_{'colocated' if each.colocated else '1p1d'}": asdict(each) for each in self.long},

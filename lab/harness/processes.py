@@ -208,6 +208,17 @@ async def listens(target: str) -> bool:
     return True
 
 
+async def accepts(target: str) -> bool:
+    """Return whether something accepts TCP connections at `target`."""
+    host, _, port = target.rpartition(":")
+    try:
+        _, writer = await asyncio.open_connection(host, int(port))
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
 def split_cores() -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the core of the measured process and the cores of all others; they are the same on a single core."""
     cores = sorted(os.sched_getaffinity(0))

@@ -29,19 +29,24 @@ def test_decision_is_measured_with_hashing_apart() -> None:
 async def test_streams_and_delays_are_measured_relative_to_a_bare_server() -> None:
     window = Window(STREAMS, INTERVAL_MS / 1e3, SECONDS)
     with tiny_model() as folder:
-        async with serving(folder, INTERVAL_MS) as stack, floor_server(folder, INTERVAL_MS) as floor:
+        async with (
+            serving(folder, INTERVAL_MS) as stack,
+            floor_server(folder, INTERVAL_MS) as floor,
+            floor_server(folder, INTERVAL_MS, "http-floor") as http_floor,
+        ):
             report = RouterReport(
                 decision=measure_decision(workers=2, prompt_tokens=64, rounds=2),
                 delay=await router_delays(stack, TOKENS),
                 first_token_ms=await first_token_ms(stack, requests=2),
                 streaming=await measure_router(stack, window),
                 http=await measure_http(stack, window, COMPLETIONS),
+                http_floor=await measure_http(http_floor, window, COMPLETIONS),
                 flood=await measure_router(stack, window),
                 complete=await measure_complete(stack, window, COMPLETIONS),
                 delay_floor=await floor_delays(floor, TOKENS),
                 streaming_floor=await measure_floor(floor, window),
             )
-    for figures in (report.streaming, report.http, report.flood, report.streaming_floor):
+    for figures in (report.streaming, report.http, report.http_floor, report.flood, report.streaming_floor):
         assert figures.tokens >= figures.messages > 0
     assert report.delay.count == TOKENS - 1 and report.delay.p50_ms > 0  # prefill makes the first one
     assert report.delay_floor.count == TOKENS and report.first_token_ms > 0

@@ -199,14 +199,14 @@ def test_sums_of_int8_are_the_same_at_every_level(native: NativeLibrary) -> None
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(34, 32), (128, 96), (200, 1600)])
-def test_int8_with_inputs_in_bytes_equals_the_reference_with_any_rows(
+def test_int8_as_the_level_rounds_it_equals_the_reference_with_any_rows(
     native: NativeLibrary, outputs: int, inputs: int
 ) -> None:
-    if not native.multiplies_bytes:
-        pytest.skip("inputs are rounded to bytes only by processors with VNNI")
     integers = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8)
     integers[0], integers[1] = -128, 127
-    weight = pack_int8(integers, torch.rand(outputs) / 127, torch.randn(outputs), rounds_to_bytes=True)
+    weight = pack_int8(
+        integers, torch.rand(outputs) / 127, torch.randn(outputs), rounds_to_bytes=native.multiplies_bytes
+    )
     x = torch.randn(300, inputs)
     x[3], x[4], x[5, ::2] = 1.0, -1.0, 1000.0
     expected = reference.packed_linear(x, weight)
@@ -219,10 +219,13 @@ def test_int8_with_inputs_in_bytes_equals_the_reference_with_any_rows(
     torch.testing.assert_close(gated, product, rtol=1e-5, atol=1e-6 * expected.abs().max().item())
 
 
-def test_int8_with_inputs_in_bytes_shows_a_nonfinite_input_only_in_its_row(native: NativeLibrary) -> None:
-    if not native.multiplies_bytes:
-        pytest.skip("inputs are rounded to bytes only by processors with VNNI")
-    weight = pack_int8(torch.randint(-127, 128, (40, 64), dtype=torch.int8), torch.ones(40), None, rounds_to_bytes=True)
+def test_int8_as_the_level_rounds_it_shows_a_nonfinite_input_only_in_its_row(native: NativeLibrary) -> None:
+    weight = pack_int8(
+        torch.randint(-127, 128, (40, 64), dtype=torch.int8),
+        torch.ones(40),
+        None,
+        rounds_to_bytes=native.multiplies_bytes,
+    )
     x = torch.randn(3, 64)
     clean = native.packed_linear(x, weight)
     x[1, 40] = torch.nan

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from baton.lab.benchmarks.router.worker import FLOOR_METHOD, MARKS_METHOD, TIME_BYTES
-from baton.lab.harness.processes import HOST, listens, our_program, running, serves, split_cores
+from baton.lab.harness.processes import HOST, accepts, listens, our_program, running, serves, split_cores
 from baton.lab.report.statistics import percentile
 from baton.process.registry.redis_server import free_port, free_ports
 from baton.protos import baton_pb2
@@ -340,12 +340,15 @@ async def serving(folder: Path, interval_ms: float, *flags: object) -> AsyncIter
         yield StreamStack(target, it.pid, f"{HOST}:{decode}", f"{HOST}:{http}")
 
 
+FLOOR_IS_READY = {"floor": listens, "http-floor": accepts}
+
+
 @asynccontextmanager
 async def floor_server(folder: Path, interval_ms: float, kind: str = "floor") -> AsyncIterator[StreamStack]:
     """Run a bare server on the core that the router would have. `kind`: "floor" (gRPC) or "http-floor"."""
     port = free_port()
     target = f"{HOST}:{port}"
 
-    asked = ("baton.lab.benchmarks.router.worker", kind, port, interval_ms)
-    async with running([our_program("floor", folder, *asked, cores=split_cores()[0])], lambda: listens(target)) as it:
+    asked, is_ready = ("baton.lab.benchmarks.router.worker", kind, port, interval_ms), FLOOR_IS_READY[kind]
+    async with running([our_program(kind, folder, *asked, cores=split_cores()[0])], lambda: is_ready(target)) as it:
         yield StreamStack(target, it.pid, http_target=target)

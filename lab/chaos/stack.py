@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ KV_MEMORY = "16MiB"
 SMALL_KV_MEMORY = {"prefill": "4MiB", "decode": "8MiB"}  # 128 and 256 blocks: few, so that files are read
 TIER_SIZE = "32MiB"  # several hundred blocks, so few that workers evict KV from files
 MODEL_NAME = "tiny"
+LOG_LINES = 5
 
 
 class JumpingClock:
@@ -102,7 +103,7 @@ class TierFolder:
 
 
 class NotWhole(Exception):
-    """Error: the stack was not ready in time. The message names what is missing."""
+    """Error: the stack was not ready in time. The message names what is missing, with the last lines of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +293,19 @@ class ChaosStack:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while wrong := await self.unsound():
+            if self._supervisor is not None and self._supervisor.failure.done():
+                raise NotWhole(f"{self._supervisor.failure.exception()}{self._last_lines(wrong)}")
             if loop.time() - began_s > within_s:
-                raise NotWhole(f"after {within_s:g} s: {'; '.join(' '.join(each) for each in wrong.items())}")
+                found = "; ".join(" ".join(each) for each in wrong.items())
+                raise NotWhole(f"after {within_s:g} s: {found}{self._last_lines(wrong)}")
             await asyncio.sleep(POLL_S)
         return loop.time() - began_s
+
+    def _last_lines(self, names: Iterable[str]) -> str:
+        """Return the last lines of the logs of the processes, each with the process's name before it."""
+        files = {name: self._folder / f"{name}.log" for name in names if name in self.places}
+        lines = {name: file.read_text(errors="replace").splitlines()[-LOG_LINES:] for name, file in files.items()}
+        return "".join(f"\n{name}: {line}" for name, last in lines.items() for line in last)
 
     async def _status(self, router: ProcessPlace) -> ClusterStatus | None:
         """Return the status of a router; None if it does not answer.

@@ -96,26 +96,30 @@ def free_port(taken: Collection[int] = ()) -> int:
 def free_ports(count: int, taken: Collection[int] = ()) -> tuple[int, ...]:
     """Return distinct ports of loopback that are free now and not in `taken`, below the range of outgoing connections.
 
-    Kernel-chosen ports are avoided: a connection may use such a port before its owner binds it. `taken`: ports assigned
+    Kernel-chosen ports are avoided: a connection may use such a port before its owner binds it. No later call returns
+    the same ports while this process runs, in any process: they may not be bound for seconds. `taken`: ports assigned
     to processes that have not bound them yet. Raises: RedisServerError.
     """
     found: list[int] = []
     for port in random.sample(PORTS, _PORT_TRIES):
         if len(found) == count:
             break
-        if port not in taken and _is_free(port):
+        if port not in taken and _reserve(port):
             found.append(port)
     if len(found) < count:
         raise RedisServerError(f"{_PORT_TRIES} ports from {PORTS.start} on were nearly all in use")
     return tuple(found)
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
+def _reserve(port: int) -> bool:
+    """Reserve a port until this process ends, if it is free: with a UDP socket of the same number."""
+    with socket.socket(type=socket.SOCK_DGRAM) as reservation, socket.socket() as probe:
         try:
+            reservation.bind((_HOST, port))
             probe.bind((_HOST, port))
         except OSError:
             return False
+        reservation.detach()
     return True
 
 

@@ -143,8 +143,7 @@ class Stack:
 
     def add_router(self, name: str) -> "Stack":
         """Add a router to this cluster, started with the other processes; return a stack that addresses it."""
-        promised = {int(word) for each in self.processes.values() for word in each.command if word.isdigit()}
-        beside = Stack(self.folder, *free_ports(2, promised), processes=self.processes, redis=self.redis)
+        beside = Stack(self.folder, *free_ports(2), processes=self.processes, redis=self.redis)
         command = list(self.processes["router"].command)
         for flag, value in (("--port", beside.port), ("--admin-port", beside.admin_port), ("--http-port", 0)):
             command[command.index(flag) + 1] = str(value)
@@ -157,8 +156,7 @@ class Stack:
         Return a stack for each that addresses its own admin port and its own HTTP port.
         """
         command = [*self.processes["router"].command, "--share-ports", "--metrics-port", "0"]
-        promised = {int(word) for each in self.processes.values() for word in each.command if word.isdigit()}
-        own = iter(free_ports(2 * routers, promised))
+        own = iter(free_ports(2 * routers))
         stacks = []
         for name in ("router", *(f"router-{number}" for number in range(1, routers))):
             each = Stack(self.folder, self.port, next(own), self.processes, self.redis, next(own))

@@ -1,5 +1,6 @@
 """`baton bench clients agents`: an imitated agent, over a kill and with faults that the figures show."""
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,9 @@ import pytest
 
 from baton.lab.benchmarks.agents.figures import TARGET_SHARE
 from baton.lab.benchmarks.agents.run import session
+from baton.lab.benchmarks.agents.stack import AgentsStack
 from baton.lab.benchmarks.agents.tested import TESTED
+from baton.lab.chaos.stack import NotWhole
 from tests.fixtures.forked_programs import fork_programs
 
 AGENT = """#!{python}
@@ -123,3 +126,13 @@ async def test_session_with_a_faulty_agent_shows_its_faults(tmp_path: Path) -> N
     assert not figures.calls_exact
     assert figures.session.repeated_share < TARGET_SHARE
     assert not figures.is_good
+
+
+async def test_stack_whose_workers_exit_fails_at_once_and_shows_its_log(tmp_path: Path) -> None:
+    stack = AgentsStack(tmp_path, tmp_path / "no-model", tmp_path / "script.json", tmp_path / "prompts.jsonl")
+    await stack.start()
+    try:
+        with pytest.raises(NotWhole, match=r"not restarting it(?s:.*)script.json"):
+            await stack.wait_whole(math.inf)
+    finally:
+        await stack.stop()

@@ -1,6 +1,10 @@
 """Finding and running a Redis of our own."""
 
+import subprocess
+import sys
+from itertools import chain
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -12,6 +16,14 @@ from baton.process.registry.redis_server import (
     redis_command,
     start_redis_server,
 )
+
+OTHER_CHOOSER = """
+import sys
+from baton.process.registry import redis_server
+redis_server.PORTS = range(20_100, 20_200)
+print(*redis_server.free_ports(8), flush=True)
+sys.stdin.read()
+"""
 
 
 def _program(folder: Path, name: str) -> Path:
@@ -75,9 +87,20 @@ def test_redis_listens_on_loopback_and_keeps_nothing_on_disk() -> None:
 
 def test_ports_differ_from_each_other_and_from_promised_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_server, "PORTS", range(20_000, 20_100))
-    promised = set(range(20_000, 20_090))
+    promised = set(range(20_000, 20_050))
     ports = redis_server.free_ports(8, promised)
     assert len(set(ports)) == 8 and promised.isdisjoint(ports)
+
+
+def test_ports_that_nobody_has_bound_yet_are_returned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_server, "PORTS", range(20_100, 20_200))
+    here = [redis_server.free_ports(8) for _ in range(3)]
+    with subprocess.Popen([sys.executable, "-c", OTHER_CHOOSER], stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdin is not None and other.stdout is not None
+        here.append(tuple(map(int, other.stdout.readline().split())))
+        here.append(redis_server.free_ports(8))
+        other.stdin.close()
+    assert len(set(chain(*here))) == 5 * 8
 
 
 def test_too_few_free_ports_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

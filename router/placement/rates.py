@@ -237,6 +237,11 @@ def _are_close(one: WorkerRates, other: WorkerRates) -> bool:
 _ASSUMED = ("prefill_tokens_per_s", "token_gap_ms", "token_gap_ms_per_token", "kv_bytes_per_token", "link_gb_per_s")
 
 
+ATTENTION_TOKENS = 4096
+"""Assumed number of prompt tokens at which attention doubles the time of a prompt next to answers. The rate next to
+answers is learned from few tokens in each step, most of them at the start of a prompt.
+"""
+
 CAUTION, MOST_ASSUMED = 0.1, 0.5
 """Fractions of a decode worker's prompt rate: what is assumed at least, and at most, while answers run, until the
 worker reports that rate. In between, it is half of the time that the answers' tokens leave of a TBT objective.
@@ -329,9 +334,11 @@ def expected_here(request: PlacementRequest, worker: WorkerView) -> Expected:
     else:
         before_tokens = worker.pending_prompt_tokens
         per_token_ms = 1e3 / prompt_tokens_per_s(worker, request.tbt_slo_ms)
-    wait_ms = before_tokens * per_token_ms
+    wait_ms, compute_ms = before_tokens * per_token_ms, own_tokens * per_token_ms
+    if worker.role is not _PREFILL and has_answers(worker):
+        compute_ms *= 1.0 + own_tokens / ATTENTION_TOKENS
     load_ms = exposed_load_ms(loaded, worker, wait_ms) if loaded.blocks else 0.0
-    return Expected(wait_ms, own_tokens * per_token_ms, load_ms)
+    return Expected(wait_ms, compute_ms, load_ms)
 
 
 def expected_ttft_ms(request: PlacementRequest, worker: WorkerView) -> float:

@@ -115,6 +115,13 @@ def test_any_work_of_a_decode_worker_slows_its_prompts(state: str) -> None:
     assert prompt_tokens_per_s(replace(P0, **{state: 1})) == 1000.0  # type: ignore[arg-type]
 
 
+def test_long_prompt_beside_answers_is_expected_to_take_longer_for_each_token() -> None:
+    busy = replace(D0, tokens_in_flight=5, rates=replace(RATES, beside_tokens_per_s=400.0))
+    long, short = (replace(REQUEST, prompt_tokens=tokens) for tokens in (2048, 128))
+    assert expected_here(long, busy).compute_ms > 1.4 * 16 * expected_here(short, busy).compute_ms
+    assert expected_here(long, D0).compute_ms == pytest.approx(16 * expected_here(short, D0).compute_ms)
+
+
 def test_local_prefill_needs_a_wait_and_half_of_the_excess() -> None:
     assert AWARE.local_limit_ms(BUSY_MS, math.inf) is None
     assert AWARE.local_limit_ms(BUSY_MS + 100.0, math.inf) == 100.0 / BUSY_FACTOR

@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::chrono::microseconds AWAKE{40};  // time to spin: longer than that between two products of a layer
 constexpr std::chrono::milliseconds LATE{1};    // a guest is late after this time, much longer than an index takes
-constexpr std::chrono::milliseconds ALONE{50};  // time without guests after a guest was late
+constexpr std::chrono::milliseconds ALONE{50};  // time without guests after one was late on cores said to be idle
 constexpr int LOOKS_PER_CLOCK = 32;
 constexpr int MOST_THREADS = 255;
 constexpr int64_t MOST_INDICES = int64_t{1} << 32;
@@ -160,7 +160,8 @@ class Pool {
 
     void bring_guests_home() {
         guests_.move(true);
-        guests_.alone_until = std::chrono::steady_clock::now() + ALONE;
+        // If the owner says that it needs the cores, guests may return when it does not. Otherwise others use the cores.
+        if (guests_.are_welcome()) guests_.alone_until = std::chrono::steady_clock::now() + ALONE;
     }
 
     // Compute one index; return false if none is left, or if this thread may not take one. After an index is taken, the

@@ -204,6 +204,7 @@ class StepGaps:
         locked_s, stopped_s = max(0.0, spent.locked_s - usual.locked_s), max(0.0, spent.stopped_s - usual.stopped_s)
         late = self._names.of(step.late[0].request_id) if step.late else ""
         yield CausePart(StallCause.IDLE, spent.idle_s * 1e3)
+        yield CausePart(StallCause.LENT, spent.lent_s * 1e3)
         yield CausePart(StallCause.COPIES, spent.moving_s * 1e3, detail=f"{step.moved_blocks} blocks")
         yield CausePart(StallCause.MASK, spent.masks_s * 1e3, late or self._names.of(key.request_id))
         yield from _waits(spent._replace(locked_s=locked_s, stopped_s=stopped_s))

@@ -11,6 +11,7 @@ from baton.engine.kv_cache.sizing import most_host_slots
 from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.parallel.shard import shard_layout
 from baton.engine.prepare import PreparedModel
+from baton.engine.runner.core_use import CoreUse
 from baton.engine.runner.cuda_graphs import DECODE_PRIORITY
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.loop import EngineLoop, OutcomeHandler
@@ -22,7 +23,7 @@ from baton.engine.scheduler.speculation import Speculation
 from baton.kvtransfer.source import SourceTable
 from baton.process.registry.worker_record import WorkerRole
 from baton.protos import session_pb2
-from baton.worker.host import EngineHost, gpu_id, mark_busy
+from baton.worker.host import EngineHost, gpu_id
 from baton.worker.process import run_worker
 from baton.worker.role import TOMBSTONE_S, RoleContext, ServingRole, worker_info
 from baton.worker.served import ServedWorker
@@ -87,8 +88,8 @@ class DecodeRole(ServingRole):
         )
         device, warm = self._prepared.options.device, self._host.used
         ready = thread_preparation(config.cores, device, runner, priority=DECODE_PRIORITY, warm=warm, then=warm_drafts)
-        engine, on_busy = Engine(runner, scheduler), mark_busy(config.core_use)
-        return EngineLoop(engine, on_outcomes, self._on_fault, ready, self._on_cache, on_busy)
+        cores = None if config.core_use is None else CoreUse(config.core_use)
+        return EngineLoop(Engine(runner, scheduler), on_outcomes, self._on_fault, ready, self._on_cache, cores)
 
     def _compute_tokens_per_s(self) -> float | None:
         return self.loop.load.rates.alone_tokens_per_s

@@ -5,10 +5,11 @@ from functools import partial
 from baton.engine.config.model_config import EncoderConfig
 from baton.engine.kv_cache.memory import LargestStep
 from baton.engine.prepare import PreparedModel
+from baton.engine.runner.core_use import CoreUse, SpareCores
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.loop import EngineLoop, OutcomeHandler
 from baton.engine.runner.sharing import DeviceShare, PrefillThrottle
-from baton.engine.runner.thread_preparation import SpareCores, thread_preparation
+from baton.engine.runner.thread_preparation import thread_preparation
 from baton.engine.scheduler.budget import StepBudget
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.kvtransfer.source import SourceTable
@@ -17,7 +18,7 @@ from baton.prefill_worker.fetch import FetchOptions, PrefillRate, PrefixFetcher
 from baton.prefill_worker.service import PrefillService
 from baton.process.registry.worker_record import WorkerRole
 from baton.protos import session_pb2
-from baton.worker.host import EngineHost, gpu_id, mark_busy
+from baton.worker.host import EngineHost, gpu_id
 from baton.worker.process import PROMPTS_AT_ONCE, run_worker
 from baton.worker.role import TOMBSTONE_S, RoleContext, ServingRole, worker_info
 from baton.worker.served import ServedWorker
@@ -60,6 +61,9 @@ class PrefillRole(ServingRole):
 
     def _make_loop(self, on_outcomes: OutcomeHandler) -> EngineLoop:
         config, device, runner = self._config, self._prepared.options.device, self._model.runner
+        spare = None
+        if config.spare_cores is not None and config.spare_core_use is not None:
+            spare = SpareCores.of(config.spare_cores, config.spare_core_use)
         scheduler = Scheduler(
             self._host.blocks,
             self._prepared.layout.block_tokens,
@@ -68,14 +72,13 @@ class PrefillRole(ServingRole):
             budget=StepBudget(),
             tail_tokens=config.tail_tokens if device.type == "cpu" else 0,
             whole_prompts=isinstance(self._prepared.config, EncoderConfig),
+            lent_gain=0.0 if spare is None else spare.gain(config.cores),
         )
-        spare = None
-        if config.spare_cores is not None and config.spare_core_use is not None:
-            spare = SpareCores.of(config.spare_cores, config.spare_core_use)
         ready = thread_preparation(config.cores, device, runner, config.nice, warm=self._host.used, spare=spare)
         throttle = PrefillThrottle(DeviceShare(config.chunk_tokens, config.decode_slow_down))
-        engine, on_busy = Engine(runner, scheduler, throttle), mark_busy(config.core_use)
-        return EngineLoop(engine, on_outcomes, self._on_fault, ready, self._on_cache, on_busy)
+        engine = Engine(runner, scheduler, throttle, spare)
+        cores = None if config.core_use is None else CoreUse(config.core_use)
+        return EngineLoop(engine, on_outcomes, self._on_fault, ready, self._on_cache, cores)
 
     def _compute_tokens_per_s(self) -> float | None:
         return self._rate.tokens_per_s

@@ -44,6 +44,7 @@ class StallCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STALL_CAUSE_NETWORK: _ClassVar[StallCause]
     STALL_CAUSE_RECOVERY: _ClassVar[StallCause]
     STALL_CAUSE_DRAFTED_TOKENS: _ClassVar[StallCause]
+    STALL_CAUSE_LENT_CORES: _ClassVar[StallCause]
 
 class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -88,6 +89,7 @@ STALL_CAUSE_ROUTER_EVENT_LOOP: StallCause
 STALL_CAUSE_NETWORK: StallCause
 STALL_CAUSE_RECOVERY: StallCause
 STALL_CAUSE_DRAFTED_TOKENS: StallCause
+STALL_CAUSE_LENT_CORES: StallCause
 END_REASON_UNSPECIFIED: EndReason
 END_REASON_STOP: EndReason
 END_REASON_LENGTH: EndReason

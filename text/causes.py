@@ -21,6 +21,7 @@ class StallCause(StrEnum):
     STOPPED = "stopped"  # the worker was not ready to run: SIGSTOP, frozen machine, page fault
     SLOWER = "slower_computation"  # the same work took longer: memory bandwidth, caches, clock rate or device
     IDLE = "engine_idle"  # the engine could run no step
+    LENT = "lent_cores"  # a prefill worker computed an urgent prompt on the cores
     WORKER_LOOP = "worker_event_loop"  # the step had finished, but its tokens waited to be sent
     ROUTER_LOOP = "router_event_loop"  # the tokens had arrived, but the router was busy
     NETWORK = "network"  # transmission between worker and router

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -18,7 +17,6 @@ from baton.engine.lora.adapters import AdapterSet
 from baton.engine.parallel.wire import RankOptions
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
 from baton.engine.runner.runner import Runner
-from baton.engine.runner.thread_preparation import CoreUse
 from baton.engine.sampling.constraint import Grammars
 from baton.kvtransfer.checksum import Checksums
 from baton.process.registry.worker_record import AdapterFolder
@@ -38,13 +36,6 @@ logger = logging.getLogger(__name__)
 def gpu_id(device: torch.device) -> str:
     """Return the GPU's UUID; empty on a CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
-
-
-def mark_busy(core_use: Path | None) -> Callable[[bool], None]:
-    """Return the function with which the engine's thread marks in a file whether it is computing. `core_use` None: the
-    function does nothing. Raises: OSError.
-    """
-    return (lambda busy: None) if core_use is None else CoreUse(core_use).mark
 
 
 def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedModel:

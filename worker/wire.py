@@ -77,6 +77,7 @@ STALL_CAUSES = {
     StallCause.STOPPED: session_pb2.STALL_CAUSE_STOPPED,
     StallCause.SLOWER: session_pb2.STALL_CAUSE_SLOWER_COMPUTATION,
     StallCause.IDLE: session_pb2.STALL_CAUSE_ENGINE_IDLE,
+    StallCause.LENT: session_pb2.STALL_CAUSE_LENT_CORES,
     StallCause.WORKER_LOOP: session_pb2.STALL_CAUSE_WORKER_EVENT_LOOP,
 }
 """Messages' names of the causes of late tokens."""

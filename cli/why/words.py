@@ -22,6 +22,7 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         StallCause.STOPPED: "a stopped process",
         StallCause.SLOWER: "slower computation",
         StallCause.IDLE: "an idle engine",
+        StallCause.LENT: "cores lent to a prefill worker",
         StallCause.WORKER_LOOP: "the worker's busy event loop",
         StallCause.ROUTER_LOOP: "the router's busy event loop",
         StallCause.NETWORK: "the network",

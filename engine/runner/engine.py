@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from baton.engine.request import Plan
+from baton.engine.runner.core_use import SpareCores
 from baton.engine.runner.launched import Launched
 from baton.engine.runner.sharing import PrefillThrottle
 from baton.engine.runner.step_records import DoneStep
@@ -60,12 +61,21 @@ class StepInFlight(NamedTuple):
 class Engine:
     """Scheduler with its KV blocks, and runner. Not thread-safe: one thread owns it."""
 
-    def __init__(self, runner: StepRunner, scheduler: Scheduler, throttle: PrefillThrottle | None = None) -> None:
-        """Start idle. `throttle`: limit on prefill work, for a GPU that decode workers also use."""
+    def __init__(
+        self,
+        runner: StepRunner,
+        scheduler: Scheduler,
+        throttle: PrefillThrottle | None = None,
+        spare: SpareCores | None = None,
+    ) -> None:
+        """Start idle. `throttle`: limit on prefill work, for a GPU that decode workers also use. `spare`: cores of
+        another worker, which are wanted when the scheduler says so.
+        """
         self.scheduler = scheduler
         self.throttle = throttle
         self.slow_down = SlowDown()
         self._runner = runner
+        self._spare = spare
         self._ahead: StepInFlight | None = None
         self.done: DoneStep | None = None
         """The step whose outcomes `step` returned last."""
@@ -78,7 +88,7 @@ class Engine:
             self.throttle.rest()
         if (sessions := self.scheduler.pool.order.sessions).wakes:
             sessions.advance(time.monotonic())
-        step = self._ahead or self._launch(self.scheduler.plan(time.monotonic()), None)
+        step = self._ahead or self._launch(self._plan(), None)
         if step is None:
             self._ended_s = math.inf
             return None
@@ -88,12 +98,22 @@ class Engine:
         self.done = done = finished._replace(observed_s=seconds, period_s=period_s)
         return self.scheduler.commit(step.plan, done.results)
 
+    def _plan(self) -> Plan | None:
+        plan = self.scheduler.plan(time.monotonic())
+        if self._spare is not None:
+            self._spare.want(self.scheduler.wants_cores)
+        return plan
+
     def _launch(self, plan: Plan | None, after: StepInFlight | None) -> StepInFlight | None:
         if plan is None:
             return None
         if after is None:
             self._free_since = time.monotonic()
         return StepInFlight(plan, self._runner.launch(plan, after and after.launched))
+
+    def spare_s(self) -> float:
+        """Return for how many seconds the next step may wait: see `Scheduler.spare_s`."""
+        return self.scheduler.spare_s(time.monotonic())
 
     @property
     def launches_ahead(self) -> bool:

@@ -14,6 +14,7 @@ from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool, CacheChange
 from baton.engine.kv_cache.eviction import EvictionOrder, SessionCounts
 from baton.engine.kv_cache.sessions import DueSession, KeptBlocks, SessionTurn
 from baton.engine.request import FirstToken, Request, Reservation
+from baton.engine.runner.core_use import CoreUse
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.step_records import (
     NO_TIME,
@@ -26,6 +27,7 @@ from baton.engine.runner.step_records import (
     StepRecorder,
     StepTimeBreakdown,
     StepTiming,
+    WaitedBefore,
 )
 from baton.engine.runner.thread import EngineThread
 from baton.engine.runner.thread_meter import ThreadMeter
@@ -117,9 +119,9 @@ class EngineLoop:
         on_fault: Callable[[BaseException], None],
         prepare: Callable[[], None] = lambda: None,
         on_cache: CacheHandler | None = None,
-        on_busy: Callable[[bool], None] = lambda busy: None,
+        cores: CoreUse | None = None,
     ) -> None:
-        """Create the thread without starting it. `prepare`, `on_busy`: see `EngineThread`."""
+        """Create the thread without starting it. `prepare`, `cores`: see `EngineThread`."""
         events = asyncio.get_running_loop()
         self._engine = engine
         self._scheduler = scheduler = engine.scheduler
@@ -140,7 +142,8 @@ class EngineLoop:
         def on_step(outcomes: Sequence[SchedulerOutcome], timing: StepTiming) -> None:
             recorder, done = self._recorder, engine.done
             assert recorder is not None and done is not None
-            record = recorder.record(timing, done, self._thread.idle_s, self._calls)
+            waited = WaitedBefore(self._thread.idle_s, self._thread.lent_s)
+            record = recorder.record(timing, done, waited, self._calls)
             self._calls.clear()
             _post(events, hand_over, outcomes, record)
 
@@ -160,7 +163,8 @@ class EngineLoop:
             on_fault=lambda fault: _post(events, on_fault, fault),
             observe=LoadObserver(scheduler).observe,
             prepare=make_ready,
-            on_busy=on_busy,
+            cores=cores,
+            spare_s=engine.spare_s,
         )
         if on_cache is not None:
             _publish_cache_changes(scheduler.pool, events, on_cache)

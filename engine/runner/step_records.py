@@ -30,6 +30,17 @@ class StepTimeBreakdown(NamedTuple):
     queued_s: float = 0.0  # wait for a core
     locked_s: float = 0.0  # time off the core while other threads of the process ran
     stopped_s: float = 0.0  # time off the core while no thread of the process ran
+    lent_s: float = 0.0  # time in which another worker's prompts were computed on the cores
+
+
+class WaitedBefore(NamedTuple):
+    """Time between two steps, in seconds."""
+
+    idle_s: float = 0.0  # without work
+    lent_s: float = 0.0  # with work, while another worker used the cores
+
+
+NO_WAIT = WaitedBefore()
 
 
 class PromptChunk(NamedTuple):
@@ -180,13 +191,11 @@ class StepRecorder:
         self._meter.close()
 
     def record(
-        self, timing: StepTiming, step: DoneStep, idle_s: float, calls: Sequence[RecordedCall] = ()
+        self, timing: StepTiming, step: DoneStep, waited: WaitedBefore = NO_WAIT, calls: Sequence[RecordedCall] = ()
     ) -> StepRecord:
-        """Create the record of a step. `idle_s`: time without work between the previous step and this one. `calls`:
-        calls of the scheduler in that time.
-        """
+        """Create the record of a step. `waited`, `calls`: time, and calls of the scheduler, since the previous step."""
         now, before = self._meter.read(), self._before
-        interval_s = timing.ended - (timing.started - idle_s if self._ended is None else self._ended)
+        interval_s = timing.ended - (timing.started - waited.idle_s if self._ended is None else self._ended)
         self._before, self._ended, self._number = now, timing.ended, self._number + 1
         plan, batch = step.plan, self._batch
         answers: Sequence[Chunk] = plan.chunks
@@ -203,7 +212,7 @@ class StepRecorder:
             timing.started,
             timing.ended,
             number=self._number,
-            spent=_spent(interval_s, idle_s, step, now.since(before)),
+            spent=_spent(interval_s, waited, step, now.since(before)),
             answers=tuple([chunk.request_id for chunk in answers]),
             contexts=tuple([chunk.start + 1 for chunk in answers]),
             prompts=prompts,
@@ -234,7 +243,7 @@ def _is_answer(chunk: Chunk) -> bool:
     return len(chunk.token_ids) == 1 and bool(chunk.samples)
 
 
-def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes) -> StepTimeBreakdown:
+def _spent(interval_s: float, waited: WaitedBefore, step: DoneStep, times: ThreadTimes) -> StepTimeBreakdown:
     """Split the time since the previous step by cause. No part is negative, even if clocks differ slightly."""
     left_s = interval_s
 
@@ -244,7 +253,7 @@ def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes)
         left_s -= taken
         return taken
 
-    idle_s = take(idle_s)
+    idle_s, lent_s = take(waited.idle_s), take(waited.lent_s)
     queued_s = take(times.queued_s)
     off_s = max(0.0, left_s - times.running_s - step.device_s)
     masks_s = take(step.masks_s)
@@ -255,7 +264,8 @@ def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes)
     behind_s = take(min(off_s - locked_s, times.lock_queued_s))  # the thread that held the lock waited for a core
     stopped_s = take(off_s - locked_s - behind_s)
     moving_s = take(step.moving_s)
-    return StepTimeBreakdown(left_s, idle_s, moving_s, masks_s, collecting_s, queued_s + behind_s, locked_s, stopped_s)
+    queued_s += behind_s
+    return StepTimeBreakdown(left_s, idle_s, moving_s, masks_s, collecting_s, queued_s, locked_s, stopped_s, lent_s)
 
 
 class LoopDelay(NamedTuple):

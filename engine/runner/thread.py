@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from baton.engine.runner.core_use import CoreUse
 from baton.engine.runner.step_records import StepTiming
 
 Outcome = TypeVar("Outcome")
@@ -56,14 +57,17 @@ class EngineThread(Generic[Outcome, Observation]):
         on_fault: Callable[[BaseException], None],
         observe: Callable[[], Observation],
         prepare: Callable[[], None] = lambda: None,
-        on_busy: Callable[[bool], None] = lambda busy: None,
+        cores: CoreUse | None = None,
+        spare_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Create the thread without starting it.
 
-        `on_busy` is called on the thread, with True when work starts and with False when none is left.
+        `cores`: its cores, which another process may use while the thread has no work, or wants now. `spare_s`: called
+        on the thread if they are wanted; returns for how many seconds the next step may wait.
         """
         self._engine = engine
-        self._on_busy = on_busy
+        self._cores = cores
+        self._spare_s = spare_s
         self._on_step = on_step
         self._on_fault = on_fault
         self._observe = observe
@@ -75,6 +79,8 @@ class EngineThread(Generic[Outcome, Observation]):
         self.steps = 0
         self.idle_s = 0.0
         """Seconds without work before the step for which `on_step` is called."""
+        self.lent_s = 0.0
+        """Seconds before that step in which the thread had work, but lent its cores."""
         self.turns: int | None = None
         """Liveness counter: it grows with every step and, without work, twice per second. None before the thread starts
         and after it ends.
@@ -117,12 +123,11 @@ class EngineThread(Generic[Outcome, Observation]):
         try:
             self._prepare()
             idle, self.turns = True, 0
-            while self._carry_out_calls(wait=idle):
-                if idle:
-                    self._on_busy(True)
+            while self._carry_out_calls(IDLE_WAIT_S if idle else 0.0) and self._lend():
+                self._mark(True)
                 idle = not self._step()
                 if idle:
-                    self._on_busy(False)
+                    self._mark(False)
                 self.observed = self._observe()
                 self.turns += 1
         except BaseException as fault:  # any fault, including a panic of Rust code, must stop the worker
@@ -132,14 +137,33 @@ class EngineThread(Generic[Outcome, Observation]):
             self.turns = None
             self._refuse_calls()
 
-    def _carry_out_calls(self, wait: bool) -> bool:
-        """Execute the queued calls. `wait`: whether to wait for a first call. Returns False if the thread must stop."""
+    def _mark(self, computing: bool) -> None:
+        if self._cores is not None:
+            self._cores.mark(computing)
+
+    def _lend(self) -> bool:
+        """While another process wants the cores and the next step can wait, execute only calls. Returns False if the
+        thread must stop.
+        """
+        if self._cores is None or not self._cores.is_wanted:
+            return True
+        idle_s, goes_on = self.idle_s, True
+        while goes_on and (spare_s := self._spare_s()) > 0.0:
+            self._cores.mark(False)
+            goes_on = self._carry_out_calls(min(spare_s, IDLE_WAIT_S))
+        self.lent_s, self.idle_s = self.idle_s - idle_s, idle_s
+        return goes_on
+
+    def _carry_out_calls(self, wait_s: float) -> bool:
+        """Execute the queued calls. `wait_s`: how long to wait for a first call. Returns False if the thread must
+        stop.
+        """
         while True:
             try:
-                call = self._next_call(wait)
+                call = self._next_call(wait_s)
             except queue.Empty:
                 return True
-            wait = False
+            wait_s = 0.0
             if call is None:
                 return False
             if call.future is None:
@@ -147,13 +171,13 @@ class EngineThread(Generic[Outcome, Observation]):
             elif call.future.set_running_or_notify_cancel():
                 self._carry_out(call, call.future)
 
-    def _next_call(self, wait: bool) -> EngineCall | None:
+    def _next_call(self, wait_s: float) -> EngineCall | None:
         """Return the next queued call, or None if the thread must stop. Raises: queue.Empty if no call is queued."""
-        if not wait:
+        if not wait_s:
             return self._calls.get_nowait()
         began = time.monotonic()
         try:
-            return self._calls.get(timeout=IDLE_WAIT_S)
+            return self._calls.get(timeout=wait_s)
         finally:
             self.idle_s += time.monotonic() - began
 
@@ -173,7 +197,7 @@ class EngineThread(Generic[Outcome, Observation]):
             return False
         self.steps += 1
         self._on_step(outcomes, StepTiming(started, time.monotonic()))
-        self.idle_s = 0.0
+        self.idle_s = self.lent_s = 0.0
         return True
 
     def _refuse_calls(self) -> None:

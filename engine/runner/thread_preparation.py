@@ -1,60 +1,16 @@
 """Preparation of an engine's thread: cores, priority, CUDA stream, and warm-up of the model."""
 
-import mmap
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from baton.engine.parallel.other_ranks import cores_of, threads_of
 from baton.engine.parallel.shard import Shard
+from baton.engine.runner.core_use import SpareCores
 from baton.engine.runner.runner import Runner
 from baton.kernels.native.library import native_library
-
-
-class CoreUse:
-    """Byte in a mapped file that tells other workers of the machine whether this process computes on its cores.
-
-    Every worker writes only its own byte. While a worker's byte is 0, another worker may use the idle cores at the
-    lowest priority (kernels/native/threads.cpp). The mapping is freed with the object.
-    """
-
-    def __init__(self, file: Path) -> None:
-        """Map the file. Raises: OSError if it cannot be created."""
-        self._byte = _mapped(file, mmap.ACCESS_WRITE)
-        self.mark(False)
-
-    def mark(self, computing: bool) -> None:
-        self._byte[0] = computing
-
-
-@dataclass(frozen=True, slots=True)
-class SpareCores:
-    """Cores of another process that this process uses while they are idle. `in_use`: their owner's CoreUse byte."""
-
-    cores: frozenset[int]
-    in_use: npt.NDArray[np.uint8]
-
-    @classmethod
-    def of(cls, cores: frozenset[int], file: Path) -> "SpareCores":
-        """Map the CoreUse byte of the cores' owner, creating its file if needed. Raises: OSError."""
-        return cls(cores, np.frombuffer(_mapped(file, mmap.ACCESS_READ), np.uint8))
-
-
-def _mapped(file: Path, access: int) -> mmap.mmap:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if os.fstat(descriptor).st_size == 0:
-            os.ftruncate(descriptor, 1)
-        return mmap.mmap(descriptor, 1, access=access)
-    finally:
-        os.close(descriptor)
-
 
 AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")  # 1 if every session is a scheduling group
 OWN_CONTROL_GROUPS = Path("/proc/self/cgroup")

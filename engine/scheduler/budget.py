@@ -218,6 +218,28 @@ class PromptRates(NamedTuple):
     beside_tokens_per_s: float | None  # while answers run
 
 
+LENT_WEIGHT, UNLENT_WEIGHT = 0.25, 0.02  # weights of a step with, and of one without the cores of another worker
+
+
+class LentGain:
+    """By how much faster prompts are computed with the cores of another worker, as a fraction of the rate without them.
+
+    Learned from steps with these cores. In steps without them it slowly returns to the most that is possible, so that
+    they are tried again.
+    """
+
+    def __init__(self, most: float) -> None:
+        self.most = self.gain = most
+
+    def observe(self, with_lent: bool, tokens_per_s: float, own_tokens_per_s: float | None) -> None:
+        """Record the rate of a step. `own_tokens_per_s`: known rate without lent cores."""
+        if not with_lent:
+            self.gain += UNLENT_WEIGHT * (self.most - self.gain)
+        elif own_tokens_per_s is not None:
+            measured = min(max(0.0, tokens_per_s / own_tokens_per_s - 1.0), 2.0 * self.most)
+            self.gain += LENT_WEIGHT * (measured - self.gain)
+
+
 class StepBudget:
     """Limit on the prompt tokens of the next step, so that the step meets a target time.
 
@@ -284,6 +306,11 @@ class StepBudget:
         """
         own_s = self._own.long_s(answers)
         return (1.0 - DELIVERY_SHARE) * min((reachable(each, own_s) for each in objectives_s), default=0.0)
+
+    def spare_s(self, answers: int, goal_s: float) -> float:
+        """Return for how long a step without prompt tokens may wait, so that it ends within `goal_s`."""
+        own = self._own.expected(answers)
+        return 0.0 if own is None or self._own.in_doubt else max(0.0, self._aim * goal_s - own.most_s)
 
     def alone_tokens(self, most: int) -> int:
         """Return the number of prompt tokens for a step without answers: at most `most`, and at least one block's worth

@@ -6,9 +6,9 @@ if all prompts that are due earlier stay on time. Late prompts and those without
 
 The TTFT objective of a late prompt is doubled until the prompt can meet it. The prompt may become urgent again when
 half of the doubled objective has passed, so that it does not depend on the free part of steps (TARGET_SHARE in
-budget.py) forever. It is also urgent if the free part would not complete it before its deadline, and more would. No
-prompt starves: when the younger prompts computed before it have more than PATIENCE times its tokens, it is computed
-before all others.
+budget.py) forever; it stays urgent if half of it is computed, since answers have paid for that half. It is also urgent
+if the free part would not complete it before its deadline, and more would. No prompt starves: when the younger prompts
+computed before it have more than PATIENCE times its tokens, it is computed before all others.
 """
 
 import math
@@ -21,6 +21,7 @@ from baton.engine.scheduler.sequences import ScheduledSequence
 
 MARGIN_SHARE = 0.05  # fraction of the TTFT objective reserved for rate errors, hand-over and host time
 AIM_SHARE = 0.25  # planned fraction of the TTFT objective; the rest is reserved for prompts that arrive later
+LENT_SHARE = 0.5  # planned fraction of the TTFT objective before cores of other workers are wanted
 DEADLINE_SHARE = 0.5  # planned fraction of the time until a deadline; the rest is for the answer and for errors
 PATIENCE = 4.0
 MIN_TTFT_S = 0.01  # shortest objective whose multiples are considered
@@ -31,8 +32,8 @@ MIN_PATIENCE_TOKENS = 256  # minimum length that PATIENCE multiplies, so that sh
 class AssumedRates:
     """Assumed rates of computing prompts, in tokens per second; infinite before anything is measured."""
 
-    full: float = math.inf  # with as many prompt tokens per step as TBT objectives allow
-    free: float = math.inf  # with only the free part of each step: TARGET_SHARE in budget.py
+    full: float = math.inf  # with as many prompt tokens per step as TBT objectives allow, or on lent cores too
+    free: float = math.inf  # with only the free part of each step (TARGET_SHARE in budget.py), or on own cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,17 @@ class PromptOrder:
 
 
 def order_prompts(
-    pending: Sequence[ScheduledSequence], now_s: float, rates: AssumedRates, free_places: int
+    pending: Sequence[ScheduledSequence],
+    now_s: float,
+    rates: AssumedRates,
+    free_places: int,
+    aim_share: float = AIM_SHARE,
 ) -> PromptOrder:
     """Return the order of the `pending` prompts. If none has an objective, it is the given order.
 
     `pending`: running prompts, then waiting ones by arrival. `free_places`: number of free batch slots; a prompt that
-    needs more slots is not urgent, since it must wait for answers to finish.
+    needs more slots is not urgent, since it must wait for answers to finish. `aim_share`: fraction of the TTFT
+    objective after which the free part of steps, or the own cores, must have completed a prompt.
     """
     if all(each.request.objectives.first_token_at_s == math.inf for each in pending):
         return PromptOrder(pending, False)
@@ -74,7 +80,7 @@ def order_prompts(
     late = sorted([*late, *missed], key=lambda each: each.arrival_key)
     prompts = [*first, *_shortest_first(on_time, began_s, rates.full), *late]
     able = [each for each in prompts if each.table is not None or each.places <= free_places]
-    return PromptOrder(prompts, _is_urgent(able, {id(each) for each in late}, now_s, rates))
+    return PromptOrder(prompts, _is_urgent(able, {id(each) for each in late}, now_s, rates, aim_share))
 
 
 def _is_starving(prompt: ScheduledSequence) -> bool:
@@ -123,10 +129,12 @@ def _shortest_first(
     return [*prompts[best : best + 1], *prompts[:best], *prompts[best + 1 :]]
 
 
-def _is_urgent(prompts: Iterable[ScheduledSequence], late: set[int], now_s: float, rates: AssumedRates) -> bool:
+def _is_urgent(
+    prompts: Iterable[ScheduledSequence], late: set[int], now_s: float, rates: AssumedRates, aim_share: float
+) -> bool:
     """Return whether the free part of steps would complete a prompt too late.
 
-    Too late is after AIM_SHARE of its TTFT objective; for a prompt in `late`, after its doubled objective, or after
+    Too late is after `aim_share` of its TTFT objective; for a prompt in `late`, after its doubled objective, or after
     DEADLINE_SHARE of the time until its deadline if it can be complete before that deadline.
     """
     free_s = full_s = now_s
@@ -138,7 +146,7 @@ def _is_urgent(prompts: Iterable[ScheduledSequence], late: set[int], now_s: floa
             continue
         began_s, length_s = objectives.first_token_at_s - objectives.ttft_s, max(objectives.ttft_s, MIN_TTFT_S)
         if id(each) not in late:
-            if free_s > began_s + AIM_SHARE * length_s:
+            if free_s > began_s + aim_share * length_s:
                 return True
             continue
         planned_s = began_s + DEADLINE_SHARE * (objectives.deadline_s - began_s)
@@ -146,6 +154,7 @@ def _is_urgent(prompts: Iterable[ScheduledSequence], late: set[int], now_s: floa
             return True
         while began_s + 2.0 * length_s < full_s:
             length_s *= 2.0
-        if began_s + length_s <= now_s and free_s > began_s + 2.0 * length_s:
+        is_due = began_s + length_s <= now_s or 2 * each.pending_tokens <= len(each.token_ids)
+        if is_due and free_s > began_s + 2.0 * length_s:
             return True
     return False

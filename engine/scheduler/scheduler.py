@@ -42,9 +42,9 @@ from baton.engine.request import (
 )
 from baton.engine.scheduler.batch import RunningBatch, Write, admitted, blocks_to_write, wanted_blocks
 from baton.engine.scheduler.beam_search import BeamGroups
-from baton.engine.scheduler.budget import PromptRates, StepBudget
+from baton.engine.scheduler.budget import LentGain, PromptRates, StepBudget
 from baton.engine.scheduler.drafting import Drafting
-from baton.engine.scheduler.prompt_order import AssumedRates, PromptOrder, order_prompts
+from baton.engine.scheduler.prompt_order import AIM_SHARE, LENT_SHARE, AssumedRates, PromptOrder, order_prompts
 from baton.engine.scheduler.sequences import (
     PlanBuilder,
     RequestFailed,
@@ -96,6 +96,7 @@ def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None
 
 
 MAX_ORDERED = 256  # waiting prompts whose objectives are compared: ordering more would take longer than short steps
+USUAL_WAIT_S = 0.002  # longest usual time from the end of a step to the plan of the next one
 LANDING_DIVISOR = 8  # divisor of the prompt tokens of a step without answers while KV is being received
 
 
@@ -123,13 +124,15 @@ class Scheduler:
         whole_prompts: bool = False,
         tbt_s: float = 0.0,
         answer_tokens: int = CHARGED_ANSWER_TOKENS,
+        lent_gain: float = 0.0,
     ) -> None:
         """Start empty.
 
         `tbt_s`: TBT objective of answers without their own, in seconds; 0: no prompt is urgent. `whole_prompts`:
         compute each prompt in one step of any length and cache nothing of it, for a model whose tokens attend to later
         ones. `answer_tokens`: assumed length of an answer. It is admitted if older prompts find the blocks that they
-        take in as many steps.
+        take in as many steps. `lent_gain`: by how much faster prompts may be computed with the cores of another worker,
+        as a fraction of the rate without them.
         """
         self._whole_prompts = whole_prompts
         self.speculation = speculation
@@ -149,6 +152,10 @@ class Scheduler:
         self._foreseen_blocks = sys.maxsize  # blocks that prompts take while a new answer runs
         self._answer_tokens = answer_tokens
         self._received_s = math.inf  # earliest time at which the KV of an answer without a planned step was received
+        self._began_s = self._ended_s = math.inf  # of the latest step, if it was not planned ahead
+        self._lent = LentGain(lent_gain) if lent_gain else None
+        self.wants_cores = False
+        """Whether prompts need the cores of another worker, for their TTFT objectives, in the planned step."""
 
     def add(self, request: Request, cache_root: bytes | None = None) -> None:
         """Queue a prompt to compute here. Raises: RequestTooLong, RequestRefused.
@@ -196,6 +203,8 @@ class Scheduler:
         first = sorted(first, key=lambda token: token.choice)
         if [token.choice for token in first] != list(prompt.request.first_choices):
             raise ValueError(f"request {request_id}: needs one first token for each of {prompt.first_draws} choices")
+        if not self.batch.running:
+            self._ended_s = math.inf
         choices = self.batch.land(prompt)
         self._received_s = min(self._received_s, received_s)
         if prompt.request.params.beam is not None:
@@ -206,7 +215,7 @@ class Scheduler:
 
     def plan(self, now_s: float = 0.0) -> Plan | None:
         """Plan the next step; None if there is nothing to compute now. `now_s`: monotonic time, for TTFT objectives."""
-        draft = PlanBuilder()
+        draft, self._began_s = PlanBuilder(), now_s
         favoured = self._make_room(draft)
         self._add_answers(draft, drafts=favoured is None)
         self._add_prompts(draft, now_s, favoured)
@@ -230,6 +239,7 @@ class Scheduler:
         """
         if self.speculation is not None:
             return None
+        self._began_s = math.inf
         draft = plan_one_ahead(self.batch, self._block_tokens)
         return None if draft is None or not draft.chunks else self._begin(draft)
 
@@ -291,12 +301,31 @@ class Scheduler:
 
         `period_s`: time since the end of the previous step, which includes planning and handing out tokens; 0: unknown.
         """
-        prompt_tokens = plan.prompt_tokens
+        prompt_tokens, self._ended_s = plan.prompt_tokens, self._began_s + duration_s
         if self._budget is not None and plan.chunks and not (plan.swaps_out or plan.swaps_in):
+            if self._lent is not None:
+                rate = self._budget.rates(self.max_step_tokens).alone_tokens_per_s
+                self._lent.observe(self.wants_cores, prompt_tokens / max(duration_s, 1e-9), rate)
+                if self.wants_cores:
+                    return
             self._budget.observe(plan.tokens - prompt_tokens, prompt_tokens, duration_s, period_s)
         if self.speculation is not None and plan.chunks and not (plan.swaps_out or plan.swaps_in or prompt_tokens):
             has_drafts = any(chunk.is_draft for chunk in plan.chunks)
             self.speculation.observe(len(plan.chunks), duration_s, has_drafts)
+
+    def spare_s(self, now_s: float) -> float:
+        """Return for how many seconds the next step may wait, so that its answers still meet their TBT objectives.
+
+        0 if the step has prompts or a new answer, or if the time of such a step is not known.
+        """
+        running = self.batch.running
+        answers = [each for each in running if each.is_answer]
+        if not answers or len(answers) < len(running) or self.batch.waiting or self._budget is None:
+            return 0.0
+        if self._ended_s == math.inf or self._received_s < math.inf:
+            return 0.0
+        goal_s = self._goal_s(answers, len(answers)) - self._drafting_s
+        return max(0.0, self._ended_s + self._budget.spare_s(len(answers), goal_s) - now_s)
 
     @property
     def prompt_rates(self) -> PromptRates:
@@ -313,6 +342,7 @@ class Scheduler:
             "max_sequences": self._max_sequences,
             "tail_tokens": self._tail_tokens,
             "tbt_s": self._tbt_s,
+            "lent_gain": 0.0 if self._lent is None else self._lent.most,
             "swap_slots": self._swap_slots,
             "total_blocks": self.pool.total_blocks,
             "whole_prompts": self._whole_prompts,
@@ -403,14 +433,20 @@ class Scheduler:
         """Order the prompts. `target_s`: maximum time of a step with urgent prompts; None: no answers run."""
         pending = [sequence for sequence in self.batch.running if sequence.is_prompt]
         pending += islice(self.batch.waiting, MAX_ORDERED)
-        rates = AssumedRates()
-        if self._budget is not None and pending:
-            free = self._budget.rates(self.max_step_tokens)
-            full = free.alone_tokens_per_s
-            if target_s is not None:
-                full = self._budget.rates(self.max_step_tokens, target_s).beside_tokens_per_s
-            rates = AssumedRates(full or math.inf, free.beside_tokens_per_s or math.inf)
-        return order_prompts(pending, now_s, rates, self._max_sequences - self.batch.used_slots)
+        rates = AssumedRates() if self._budget is None or not pending else self._rates(self._budget, target_s)
+        aim_share = AIM_SHARE if self._lent is None else LENT_SHARE
+        return order_prompts(pending, now_s, rates, self._max_sequences - self.batch.used_slots, aim_share)
+
+    def _rates(self, budget: StepBudget, target_s: float | None) -> AssumedRates:
+        """Return the assumed rates. `target_s`: see `_order`."""
+        free = budget.rates(self.max_step_tokens)
+        if target_s is not None:
+            full = budget.rates(self.max_step_tokens, target_s).beside_tokens_per_s
+            return AssumedRates(full or math.inf, free.beside_tokens_per_s or math.inf)
+        alone = free.alone_tokens_per_s or math.inf
+        if self._lent is None:
+            return AssumedRates(alone, free.beside_tokens_per_s or math.inf)
+        return AssumedRates(alone * (1.0 + self._lent.gain), alone)
 
     def _prefill_budget(self, decode_tokens: int, target_s: float) -> int:
         """Return the maximum number of prompt tokens. `target_s`: maximum step time if a prompt is urgent, else 0."""
@@ -420,8 +456,16 @@ class Scheduler:
         if decode_tokens == 0:  # no answer waits for the step, except those whose KV is being received
             most = max(1, left // LANDING_DIVISOR) if self.batch.reserved else left
             return min(most, self._budget.alone_tokens(left))
-        drafting_s = 0.0 if self.speculation is None else self.speculation.drafting_s
-        return self._budget.prompt_tokens(decode_tokens, left, drafting_s, target_s)
+        return self._budget.prompt_tokens(decode_tokens, left, self._drafting_s, target_s)
+
+    @property
+    def _drafting_s(self) -> float:
+        return 0.0 if self.speculation is None else self.speculation.drafting_s
+
+    def _waited_s(self, now_s: float) -> float:
+        """Return how long answers have waited for the step planned at `now_s`, if longer than between usual steps."""
+        waited_s = now_s - min(self._received_s, self._ended_s)
+        return waited_s if waited_s > USUAL_WAIT_S else 0.0
 
     def _make_room(self, draft: PlanBuilder) -> ScheduledSequence | None:
         """Preempt the newest sequences until every running answer can grow by a token, and the stalled prompt too.
@@ -482,7 +526,8 @@ class Scheduler:
         rows = len(draft.chunks)
         goal_s = self._goal_s(draft.sequences, rows)
         order = self._order(now_s, goal_s if rows else None)
-        target_s = max(0.0, goal_s - max(0.0, now_s - self._received_s)) if order.urgent else 0.0
+        target_s = max(0.0, goal_s - self._waited_s(now_s)) if order.urgent else 0.0
+        self.wants_cores = order.urgent and self._lent is not None
         budget_tokens = self._prefill_budget(rows, target_s)
         may_compute = budget_tokens > 0
         if may_compute:

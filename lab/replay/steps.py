@@ -263,7 +263,7 @@ class WorkerReplay:
 
     def __init__(self, worker: ProcessTimeline, known: KnownRequests, begin: int, model: StepModel) -> None:
         """Create the scheduler, whose step times are learned from the steps before index `begin`."""
-        settings = {name: int(value) for name, value in worker.scheduler.items() if name != "tbt_s"}
+        settings = {name: int(value) for name, value in worker.scheduler.items() if name not in ("tbt_s", "lent_gain")}
         self._is_prefill = worker.role == "prefill"
         self._known = known
         self._model = model
@@ -284,6 +284,7 @@ class WorkerReplay:
             SwapSpace(settings["swap_slots"]),
             settings["tail_tokens"],
             tbt_s=worker.scheduler["tbt_s"],
+            lent_gain=worker.scheduler.get("lent_gain", 0.0),
         )
 
     def step(self, step: TimelineStep) -> StepDifference | None:

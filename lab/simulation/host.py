@@ -21,6 +21,7 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.layout import KvLayout
 from baton.engine.prepare import ModelOptions, PreparedModel
 from baton.engine.request import Chunk, ChunkResult, Computed, Drawn, NonFinite, Plan, Sample, TokenLogprob
+from baton.engine.runner.core_use import CoreUse
 from baton.engine.runner.launched import Launched, launched_with
 from baton.engine.runner.runner import Runner
 from baton.engine.runner.step_records import StepTiming
@@ -400,9 +401,10 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
         on_fault: Callable[[BaseException], None],
         observe: Callable[[], Any],
         prepare: Callable[[], None] = lambda: None,
-        on_busy: Callable[[bool], None] = lambda busy: None,
+        cores: CoreUse | None = None,
+        spare_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        super().__init__(engine, on_step, on_fault, observe, prepare, on_busy)
+        super().__init__(engine, on_step, on_fault, observe, prepare, cores, spare_s)
         loop = asyncio.get_running_loop()
         if not isinstance(loop, SimulatedLoop):
             raise TypeError("a simulated thread needs a simulated loop")
@@ -439,7 +441,7 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
         if self._stopped:
             return
         try:
-            self._carry_out_calls(wait=False)
+            self._carry_out_calls(0.0)
             computes = self._step()
             self.observed = self._observe()
         except Exception as fault:  # noqa: BLE001 -- reported like the real thread does

@@ -91,6 +91,7 @@ _CAUSES = {
     session_pb2.STALL_CAUSE_STOPPED: StallCause.STOPPED,
     session_pb2.STALL_CAUSE_SLOWER_COMPUTATION: StallCause.SLOWER,
     session_pb2.STALL_CAUSE_ENGINE_IDLE: StallCause.IDLE,
+    session_pb2.STALL_CAUSE_LENT_CORES: StallCause.LENT,
     session_pb2.STALL_CAUSE_WORKER_EVENT_LOOP: StallCause.WORKER_LOOP,
     session_pb2.STALL_CAUSE_ROUTER_EVENT_LOOP: StallCause.ROUTER_LOOP,
     session_pb2.STALL_CAUSE_NETWORK: StallCause.NETWORK,

@@ -108,6 +108,7 @@ def test_two_prompts_are_blamed_by_their_tokens() -> None:
     ("part", "cause"),
     [
         ("idle_s", StallCause.IDLE),
+        ("lent_s", StallCause.LENT),
         ("moving_s", StallCause.COPIES),
         ("collecting_s", StallCause.COLLECTION),
         ("queued_s", StallCause.CPU_WAIT),
@@ -184,7 +185,7 @@ def test_waiting_that_every_step_has_is_usual() -> None:
 
 SECONDS = st.floats(0.0, 0.5)
 STEP = st.tuples(
-    st.builds(StepTimeBreakdown, *[SECONDS] * 8),
+    st.builds(StepTimeBreakdown, *[SECONDS] * 9),
     st.fixed_dictionaries(
         {},
         optional={

@@ -1,10 +1,11 @@
 """What workers of one machine say of their cores, through files."""
 
+import time
 from pathlib import Path
 
 import pytest
 
-from baton.engine.runner.thread_preparation import CoreUse, SpareCores
+from baton.engine.runner.core_use import WANTED_S, CoreUse, SpareCores
 
 
 def test_another_process_reads_whether_cores_compute(tmp_path: Path) -> None:
@@ -41,3 +42,27 @@ def test_restarted_worker_computes_nothing_yet(tmp_path: Path) -> None:
     spare = SpareCores.of(frozenset({0}), file)
     CoreUse(file)
     assert int(spare.in_use[0]) == 0
+
+
+def test_cores_are_wanted_until_their_borrower_stops_wanting_them(tmp_path: Path) -> None:
+    own, spare = CoreUse(tmp_path / "decode-0"), SpareCores.of(frozenset({0}), tmp_path / "decode-0")
+    seen = [own.is_wanted]
+    for wanted in (True, False):
+        spare.want(wanted)
+        seen.append(own.is_wanted)
+    assert seen == [False, True, False]
+
+
+def test_cores_are_not_wanted_for_long_by_a_borrower_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, spare = CoreUse(tmp_path / "decode-0"), SpareCores.of(frozenset({0}), tmp_path / "decode-0")
+    spare.want(True)
+    later_s = time.monotonic() + WANTED_S
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    assert not own.is_wanted
+
+
+def test_borrower_with_more_own_cores_gains_less(tmp_path: Path) -> None:
+    spare = SpareCores.of(frozenset({0}), tmp_path / "decode-0")
+    assert spare.gain(frozenset({1})) == 3 * spare.gain(frozenset({1, 2, 3})) > 0.0 == spare.gain(None)

@@ -182,6 +182,18 @@ def test_late_prompt_takes_the_free_part_of_steps_until_its_next_objective_is_ne
     assert clock.now_s < 60.0, "it was never urgent again"
 
 
+def test_late_prompt_of_which_half_is_computed_is_completed_first() -> None:
+    clock = beside()
+    prompt, computed = clock.add(600), 0
+    while computed < 350:
+        computed += clock.step()[0].prompt_tokens
+    clock.now_s += 1.9  # another program took the core: it cannot be on time any more
+    durations = []
+    while prompt not in clock.ends:
+        durations.append(clock.step()[1])
+    assert clock.met == 0 and min(durations[1:6]) > OWN_S + 4 * TOKEN_S
+
+
 def test_late_prompt_takes_what_the_objective_of_answers_leaves_to_be_complete_before_its_deadline() -> None:
     clock = beside()
     arrived_s, prompt = clock.now_s, clock.add(4000, time_left_s=22.0)

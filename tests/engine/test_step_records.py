@@ -19,6 +19,7 @@ from baton.engine.runner.step_records import (
     StepRecord,
     StepRecorder,
     StepTiming,
+    WaitedBefore,
     results_digest,
 )
 from baton.engine.runner.thread_meter import ThreadTimes
@@ -50,7 +51,7 @@ def recorder(*readings: ThreadTimes) -> StepRecorder:
 
 
 def recorded(times: ThreadTimes, step: DoneStep = EMPTY, seconds: float = 1.0) -> StepRecord:
-    return recorder(times).record(StepTiming(10.0, 10.0 + seconds), step, idle_s=0.0)
+    return recorder(times).record(StepTiming(10.0, 10.0 + seconds), step)
 
 
 def test_the_make_up_of_a_step() -> None:
@@ -94,7 +95,7 @@ def test_drafted_tokens_are_no_answers_of_their_own() -> None:
     speculation.prices = StepPrices(0.010, 0.002)
     batch = RunningBatch(BlockPool(8), 4, SwapSpace(0))
     plan = DoneStep(Plan(chunks), (Computed(),) * 5)
-    record = StepRecorder(batch, FakeMeter(), speculation).record(StepTiming(10.0, 11.0), plan, idle_s=0.0)
+    record = StepRecorder(batch, FakeMeter(), speculation).record(StepTiming(10.0, 11.0), plan)
     assert (record.answers, record.contexts, record.prompts) == ((1, 1), (31, 31), ())
     assert record.drafts == (DraftPart(1, 0, 2), DraftPart(1, 1, 1))
     assert (record.drafted_tokens, record.prices) == (3, speculation.prices)
@@ -127,15 +128,15 @@ def test_masks_that_a_step_waited_for_are_not_taken_for_a_stopped_process() -> N
     assert (spent.masks_s, spent.stopped_s) == (pytest.approx(0.9), pytest.approx(0.0))
 
 
-@given(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, st.tuples(SECONDS, SECONDS, SECONDS), SECONDS)
+@given(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, st.tuples(SECONDS, SECONDS, SECONDS), SECONDS, SECONDS)
 def test_the_parts_add_up_and_none_is_negative(
     running: float, queued: float, others: float, own: float, other: float, lock: float,
-    step: Sequence[float], idle: float,
+    step: Sequence[float], idle: float, lent: float,
 ) -> None:  # fmt: skip
     """Whatever the clocks say, which are read at slightly different times."""
     done = DoneStep(Plan(()), (), *step)
     times = ThreadTimes(running, queued, others, own, other, lock)
-    record = recorder(times).record(StepTiming(10.0, 11.0), done, idle)
+    record = recorder(times).record(StepTiming(10.0, 11.0), done, WaitedBefore(idle, lent))
     assert sum(record.spent) == pytest.approx(1.0 + idle)
     assert min(record.spent) >= 0.0
 
@@ -149,14 +150,14 @@ def test_the_parts_of_a_hand_over_add_up(held: float, times: list[float]) -> Non
 
 def test_an_interval_begins_where_the_one_before_ended() -> None:
     both = recorder()
-    both.record(StepTiming(10.0, 11.0), EMPTY, 0.0)
-    assert both.record(StepTiming(11.5, 12.0), EMPTY, 0.25).interval_s == pytest.approx(1.0)
+    both.record(StepTiming(10.0, 11.0), EMPTY)
+    assert both.record(StepTiming(11.5, 12.0), EMPTY, WaitedBefore(0.25)).interval_s == pytest.approx(1.0)
 
 
 def test_what_was_held_while_another_step_was_handed_over_is_explained_there() -> None:
     both = HandOver(FakeMeter(), lambda: 0.0)
     assert both.take(0.4, 100.0).stopped_s == pytest.approx(0.4)
-    assert both.take(0.4, 100.1) == (pytest.approx(0.3), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, pytest.approx(0.1))
+    assert both.take(0.4, 100.1) == (pytest.approx(0.3), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, pytest.approx(0.1), 0.0)
 
 
 def test_other_threads_of_a_contended_process_are_looked_at() -> None:

@@ -36,7 +36,7 @@ def steps_us(sequences: int, step_s: float) -> float:
     began_s, last = time.perf_counter(), Moment(0, time.monotonic())
     for _ in range(STEPS):
         now = time.monotonic()
-        step = recorder.record(StepTiming(now - step_s, now), done, 0.0)
+        step = recorder.record(StepTiming(now - step_s, now), done)
         history.add(step)
         held = hand_over.take(0.0, now)
         gaps.begin(step)

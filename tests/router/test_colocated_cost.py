@@ -6,7 +6,7 @@ import pytest
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.colocated import Basis, LocalPrefills, colocated_prefill
-from baton.router.placement.rates import RateLedger
+from baton.router.placement.rates import ATTENTION_TOKENS, RateLedger
 from baton.router.types.placement import Measured, PlacementRequest, WorkerView
 
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=400, max_tokens=6, choices=1)
@@ -27,7 +27,11 @@ def test_colocated_cost_uses_the_reported_rate_beside_answers_with_waiting_promp
     ledger.reported_prefill("d0", 1000.0, 100.0)
     found = colocated_prefill(REQUEST, replace(BUSY, rates=ledger.of("d0")))
     assert found is not None
-    assert (found.basis, found.wait_ms, found.compute_ms) == (Basis.MEASURED, 500.0, 3000.0)
+    assert (found.basis, found.wait_ms, found.compute_ms) == (
+        Basis.MEASURED,
+        500.0,
+        3000.0 * (1 + 300 / ATTENTION_TOKENS),
+    )
     assert (found.prompt_tokens, found.answers) == (300, 3)
 
 

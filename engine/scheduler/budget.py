@@ -347,8 +347,12 @@ class StepBudget:
             return None
         affordable = self._affordable(own, target_s=reachable(target_s, self._own.long_s(self._answers)))
         tokens = min(max(float(MIN_TOKENS), affordable), max(MIN_TOKENS, most - self._answers))
-        share = (PROBE_EVERY - 1) / PROBE_EVERY
-        return share * tokens / (own.least_s + share * tokens * cost)
+        tokens *= (PROBE_EVERY - 1) / PROBE_EVERY
+        step_s = own.least_s + tokens * cost
+        if (alone := self._alone_tokens_per_s) is None:
+            return tokens / step_s
+        # The cost may be learned from few tokens, computed while memory is read; more tokens overlap half of that time.
+        return min(tokens / step_s, alone * (1.0 - own.least_s / step_s / 2.0))
 
     def _affordable(self, own: TimeBounds, beside_s: float = 0.0, target_s: float = 0.0) -> float:
         cost = self._token.seconds

@@ -176,6 +176,16 @@ def test_rate_of_urgent_prompts_is_that_of_steps_as_long_as_the_target() -> None
     assert free is not None and urgent is not None and 8 * free < urgent < 300 / 0.050
 
 
+def test_rate_next_to_answers_is_below_the_rate_without_them_although_few_tokens_cost_little() -> None:
+    budget = learned(StepBudget(), token_s=TOKEN_S / 10)
+    alone = 0.5 / TOKEN_S
+    for _ in range(10):
+        budget.observe(0, 512, 512 / alone)
+    for target_s in (0.0, 0.050, 10.0):
+        found = budget.rates(512, target_s).beside_tokens_per_s
+        assert found is not None and found < alone
+
+
 def test_step_without_answers_is_short_enough_for_a_prompt_that_arrives_meanwhile() -> None:
     budget = StepBudget()
     assert budget.alone_tokens(512) == 512, "nothing is known"

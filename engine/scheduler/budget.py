@@ -222,10 +222,10 @@ LENT_WEIGHT, UNLENT_WEIGHT = 0.25, 0.02  # weights of a step with, and of one wi
 
 
 class LentGain:
-    """By how much faster prompts are computed with the cores of another worker, as a fraction of the rate without them.
+    """Estimate of the speed-up of prompts by the cores of another worker: `gain` 0.5 means 1.5 times the rate without.
 
-    Learned from steps with these cores. In steps without them it slowly returns to the most that is possible, so that
-    they are tried again.
+    It is learned from steps with these cores. In steps without them it slowly returns to `most`, so that the cores are
+    tried again.
     """
 
     def __init__(self, most: float) -> None:
